@@ -14,7 +14,7 @@ use rblk_target::volume::ids::VolumeIndex;
 
 /// The volume in memory.
 pub const MEMORY: VolumeIndex = VolumeIndex(0);
-/// The volume that is nowhere.
+/// The volume that keeps no data.
 pub const NULL: VolumeIndex = VolumeIndex(1);
 /// The volume in the store.
 pub const STORE: VolumeIndex = VolumeIndex(2);
@@ -45,19 +45,19 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 impl Bed {
-    /// A bed of these options; their volumes are replaced.
+    /// A bed with these options. It replaces their volumes.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The rig cannot be built.
     #[must_use]
     pub fn new(options: &RigOptions) -> Self {
         Self::with_cache(options, VolumeSpec::new(VolumeKind::Store, VOLUME_BYTES).cache)
     }
 
-    /// The same, whose volumes in the store are cached like that.
+    /// A bed whose store volumes use this cache mode.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The rig cannot be built.
     #[must_use]
     pub fn with_cache(options: &RigOptions, cache: CacheMode) -> Self {
         let spec = |kind| VolumeSpec { cache, ..VolumeSpec::new(kind, VOLUME_BYTES) };
@@ -91,7 +91,7 @@ impl Bed {
     /// A connected queue of the first session.
     ///
     /// # Panics
-    /// It does not get its path.
+    /// The queue gets no path.
     pub fn queue(&mut self, volume: VolumeIndex, options: QueueOptions) -> QueueId {
         let session = self.session;
         let queue = self.rig.add_queue(session, volume, options).expect("a queue");
@@ -116,10 +116,10 @@ impl Bed {
         self.rig.submit(queue, Tag(tag), io).expect("a free tag");
     }
 
-    /// Waits for so many outcomes of anything and returns them in order.
+    /// Waits for `count` outcomes and returns them in order.
     ///
     /// # Panics
-    /// They do not come.
+    /// Fewer outcomes arrive.
     pub fn outcomes(&mut self, count: usize) -> Vec<Outcome> {
         let mut all = Vec::new();
         let done = self.rig.run(PATIENCE, |rig| {
@@ -133,7 +133,7 @@ impl Bed {
     /// Runs one request alone and returns its result.
     ///
     /// # Panics
-    /// It does not end, or another one does.
+    /// The request does not end, or another request ends.
     pub fn io(&mut self, queue: QueueId, op: IoOp, offset: u64, len: u64) -> i32 {
         let io = self.rig.request(queue, op, offset, len);
         self.run_io(queue, io)
@@ -142,7 +142,7 @@ impl Bed {
     /// Runs one request alone and returns its result.
     ///
     /// # Panics
-    /// It does not end, or another one does.
+    /// The request does not end, or another request ends.
     pub fn run_io(&mut self, queue: QueueId, io: Io) -> i32 {
         self.submit_io(queue, 0, io);
         let outcomes = self.outcomes(1);
@@ -156,7 +156,7 @@ impl Bed {
     /// Writes bytes.
     ///
     /// # Panics
-    /// It fails.
+    /// The write fails.
     pub fn write(&mut self, queue: QueueId, offset: u64, bytes: &[u8]) {
         self.rig.fill_buffer(queue, Tag(0), bytes);
         let len = bytes.len();
@@ -164,11 +164,10 @@ impl Bed {
         assert_eq!(usize::try_from(result), Ok(len), "write of {len} bytes at {offset}");
     }
 
-    /// Shows that no memory of the arena is held by anything. The session's connections must have
-    /// ended.
+    /// Checks that nothing holds memory of the arena. The session's connections must have ended.
     ///
     /// # Panics
-    /// Some is held.
+    /// Something holds memory.
     pub fn assert_arena_is_whole(&mut self, options: &RigOptions) {
         self.rig.store_mut().set_conditions(StoreConditions::default());
         self.rig.network().set_conditions(Conditions::default());
@@ -176,7 +175,7 @@ impl Bed {
             let held: Vec<_> = group.shard().slots().held().collect();
             assert!(held.is_empty(), "slots are held: {held:?}");
         }
-        // And all of it can be allocated, by reads of the longest kind, one after the other.
+        // Reads of the longest kind, one after the other, show that all memory can be allocated.
         let (depth, io_max_bytes) = (1, options.io_max_bytes);
         let queue =
             self.queue(STORE, QueueOptions { depth, io_max_bytes, ..QueueOptions::default() });
@@ -188,11 +187,10 @@ impl Bed {
         }
     }
 
-    /// Reads bytes. What the buffer had before is overwritten first, so that it cannot pass for
-    /// them.
+    /// Reads bytes. The buffer is overwritten first, so that old bytes cannot pass for the data.
     ///
     /// # Panics
-    /// It fails.
+    /// The read fails.
     pub fn read(&mut self, queue: QueueId, offset: u64, len: usize) -> Vec<u8> {
         self.rig.fill_buffer(queue, Tag(0), &vec![0xee; len]);
         let result = self.io(queue, IoOp::Read, offset, len as u64);

@@ -15,7 +15,7 @@ use crate::program::wait_for;
 
 /// How long a whole test may use a browser.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Names under which it is installed. `RBLK_BROWSER` names another.
+/// Names under which a browser is installed. `RBLK_BROWSER` names another.
 const NAMES: [&str; 3] = ["chromium-headless-shell", "chromium", "google-chrome"];
 
 /// A browser with one page.
@@ -26,17 +26,17 @@ pub struct Browser {
     from: BufReader<File>,
     session: Option<String>,
     calls: u64,
-    /// What the page complained of: errors of its script, and what its policy forbade.
+    /// Complaints of the page: errors of its script, and violations of its policy.
     pub complaints: Vec<String>,
-    // Its end tells the watchdog that the test has ended.
+    // Dropped with the browser. The watchdog then knows that the test has ended.
     _alive: mpsc::Sender<()>,
 }
 
 impl Browser {
-    /// Starts one, with its files in a directory of the test's.
+    /// Starts a browser with its files in the test's directory.
     ///
     /// # Panics
-    /// There is none on this host, or it does not start.
+    /// This host has no browser, or the browser does not start.
     #[must_use]
     pub fn start(dir: &Path) -> Self {
         let (requests, answers) = (dir.join("browser.in"), dir.join("browser.out"));
@@ -117,7 +117,8 @@ impl Browser {
         serde_json::from_slice(&bytes).expect("JSON")
     }
 
-    /// Keeps what the page complains of. A request that fails is none of it: the page tells people.
+    /// Keeps complaints of the page. A failed request is no complaint: the page reports it to its
+    /// user.
     fn note(&mut self, event: &Value) {
         let params = &event["params"];
         match event["method"].as_str() {
@@ -140,7 +141,7 @@ impl Browser {
     /// The value of an expression of JavaScript in the page.
     ///
     /// # Panics
-    /// It throws.
+    /// The expression throws.
     pub fn value(&mut self, expression: &str) -> Value {
         self.evaluate(expression).unwrap_or_else(|thrown| panic!("{expression}: {thrown}"))
     }
@@ -154,11 +155,11 @@ impl Browser {
         }
     }
 
-    /// Waits until an expression of JavaScript is true. It may throw meanwhile, as while a page
-    /// loads.
+    /// Waits until an expression of JavaScript is true. The expression may throw meanwhile, for
+    /// instance while a page loads.
     ///
     /// # Panics
-    /// It is not in time.
+    /// The expression stays false until the deadline.
     pub fn wait_for(&mut self, what: &str, expression: &str) {
         wait_for(what, || (self.evaluate(expression) == Ok(Value::Bool(true))).then_some(()));
     }

@@ -68,8 +68,8 @@ fn files(directory: PathBuf) -> Vec<PathBuf> {
     files
 }
 
-/// Builds the programs into the directory in which cargo put this test. Cargo waits where another
-/// build is at work there.
+/// Builds the programs into the directory in which cargo put this test. Cargo waits if another
+/// build runs there.
 fn build(directory: &Path) {
     let profile = profile(directory);
     let mut command = cargo();
@@ -86,11 +86,11 @@ fn build(directory: &Path) {
     );
 }
 
-/// `cargo xtask NAME`, for what is built by other means than cargo: with the profile of this test,
-/// and with RDMA if this test has it.
+/// `cargo xtask NAME`, for artefacts that cargo does not build: with the profile of this test, and
+/// with RDMA if this test has it.
 ///
 /// # Panics
-/// The path of this test is none of cargo's.
+/// The path of this test is not in a build directory of cargo.
 #[must_use]
 pub fn xtask(name: &str) -> Command {
     let test = std::env::current_exe().expect("the path of this test");
@@ -103,7 +103,7 @@ pub fn xtask(name: &str) -> Command {
     command
 }
 
-/// `cargo xtask NAME`, for what does not depend on the build of this test.
+/// `cargo xtask NAME`, for tasks that do not depend on the build of this test.
 #[must_use]
 pub fn xtask_of_all(name: &str) -> Command {
     let mut command = cargo();
@@ -111,7 +111,7 @@ pub fn xtask_of_all(name: &str) -> Command {
     command
 }
 
-/// The name of the profile whose programs are in a directory.
+/// The name of the profile that built the programs in a directory.
 fn profile(directory: &Path) -> &str {
     match directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") => "dev",
@@ -125,7 +125,7 @@ fn cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    // What `cargo test` says of the tests' own package is not for the packages that are built now.
+    // Variables that `cargo test` sets for the tests' own package must not reach this build.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn every_source_is_looked_at() {
+    fn every_source_is_checked() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
         let files = files(root.join("target/src"));
         for name in ["target/src/lib.rs", "target/src/bin/rblk-targetd.rs"] {

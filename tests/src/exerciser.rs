@@ -40,7 +40,7 @@ pub struct Exerciser {
     pub bed: Bed,
     /// The queues it uses.
     pub queues: Vec<QueueId>,
-    /// What it decides by.
+    /// Chooses the requests.
     pub random: Random,
     seed: u64,
     depth: u16,
@@ -105,10 +105,10 @@ impl Exerciser {
         self.flights.len()
     }
 
-    /// Begins a request if there is a tag and a range for it.
+    /// Starts a request if a tag and a range are free.
     ///
     /// # Panics
-    /// The engine does not take it.
+    /// The engine refuses it.
     pub fn begin(&mut self) {
         let queue = self.queues[self.random.index(self.queues.len())];
         let taken = |tag| self.flights.iter().any(|f| f.queue == queue && f.tag == tag);
@@ -143,10 +143,10 @@ impl Exerciser {
         self.flights.push(Flight { queue, tag, op, range, data });
     }
 
-    /// Takes what has ended and holds it against the oracle.
+    /// Takes the outcomes and compares them with the oracle.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result or a byte is wrong.
     pub fn reap(&mut self) {
         for outcome in self.bed.rig.take_outcomes() {
             let at = self
@@ -205,10 +205,10 @@ impl Exerciser {
         }
     }
 
-    /// Runs until so many more requests have ended; `between` is called before every step.
+    /// Runs until `requests` more requests have ended. Calls `between` before every step.
     ///
     /// # Panics
-    /// Nothing ends any more, or something is not what it has to be.
+    /// No request ends any more, or a result is wrong.
     pub fn run(&mut self, requests: usize, mut between: impl FnMut(&mut Self)) {
         let until = self.ended + requests;
         let mut idle = 0;
@@ -231,10 +231,10 @@ impl Exerciser {
         }
     }
 
-    /// Waits for everything outstanding.
+    /// Waits until no request is outstanding.
     ///
     /// # Panics
-    /// It does not end.
+    /// A request does not end.
     pub fn settle(&mut self) {
         for _ in 0..PATIENCE {
             if self.flights.is_empty() {
@@ -249,7 +249,7 @@ impl Exerciser {
     /// Reads everything back, on every queue.
     ///
     /// # Panics
-    /// It is not what was written.
+    /// A byte differs from the one written.
     pub fn check_all(&mut self) {
         self.settle();
         for queue in self.queues.clone() {

@@ -1,5 +1,5 @@
 //! [`Guest`]: the front end of a virtual machine and its guest, driven by hand: it speaks
-//! vhost-user and fills rings of virtio-blk. It says whatever the test wants.
+//! vhost-user and fills rings of virtio-blk. A test can make it send any message.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
@@ -64,12 +64,12 @@ impl Served {
     /// may connect.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The program ends, or opens no socket.
     #[must_use]
     pub fn start(dir: &Path, address: &str, volume: &str, args: &[&str]) -> Self {
         let (socket, log) = (dir.join("guest.sock"), dir.join("vhost.log"));
         let file = File::options().create(true).append(true).open(&log).expect("a log");
-        // The name of a mount is known to the whole host.
+        // Mount names are unique on a host, and several tests run at once.
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let name = format!("test-{}-{number}", std::process::id());
@@ -100,20 +100,20 @@ impl Served {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Acknowledged writes of its guest that no FLUSH covered. As root: its mount is listed.
+    /// Acknowledged writes of its guest that no FLUSH covered. Needs root, which lists the mount.
     ///
     /// # Panics
-    /// It does not say.
+    /// The status lacks that number.
     #[must_use]
     pub fn unflushed_writes(&self) -> u64 {
         let status = self.status();
         status["unflushed_writes"].as_u64().unwrap_or_else(|| panic!("{status}"))
     }
 
-    /// What `status` says of its mount, in JSON. As root: its mount is listed.
+    /// The `status` of its mount, in JSON. Needs root, which lists the mount.
     ///
     /// # Panics
-    /// It does not say.
+    /// The command fails.
     #[must_use]
     pub fn status(&self) -> serde_json::Value {
         let mut status = Command::new(program("rblk-initiator"));
@@ -134,10 +134,10 @@ impl Served {
         self.child.id()
     }
 
-    /// Tells it to end, and waits for that. Returns its exit code.
+    /// Sends SIGTERM and waits for the end. Returns the exit code.
     ///
     /// # Panics
-    /// It does not end.
+    /// The process does not end.
     pub fn terminate(&mut self) -> Option<i32> {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("an id"));
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
@@ -145,8 +145,8 @@ impl Served {
         wait_for("the end", || child.try_wait().ok().flatten()).code()
     }
 
-    /// Ends it by `umount --force`, and waits for that. Returns its exit code. As root: its mount
-    /// is listed.
+    /// Ends the process by `umount --force` and waits. Returns the exit code. Needs root, which
+    /// lists the mount.
     ///
     /// # Panics
     /// The command fails, or the process does not end.
@@ -157,10 +157,10 @@ impl Served {
         wait_for("the end", || child.try_wait().ok().flatten()).code()
     }
 
-    /// Its exit code, if it has ended by itself; `None` in it, if by a signal.
+    /// The exit code, if the process has ended by itself; `Some(None)`, if a signal ended it.
     ///
     /// # Panics
-    /// The system does not say.
+    /// The system cannot tell.
     pub fn exit_code(&mut self) -> Option<Option<i32>> {
         self.child.try_wait().expect("its state").map(|status| status.code())
     }
@@ -168,7 +168,7 @@ impl Served {
     /// The thread of that name.
     ///
     /// # Panics
-    /// There is none.
+    /// No thread has that name.
     #[must_use]
     pub fn thread(&self, name: &str) -> nix::unistd::Pid {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("threads");
@@ -181,13 +181,13 @@ impl Served {
         nix::unistd::Pid::from_raw(number)
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn runs(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -196,7 +196,7 @@ impl Served {
 /// `rblk-initiator umount --force` of a mount.
 ///
 /// # Panics
-/// It does not end.
+/// The command does not end.
 #[must_use]
 pub fn unmount(name: &str) -> Ended {
     run(Command::new(program("rblk-initiator")).args(["umount", "--force", name]))
@@ -205,7 +205,7 @@ pub fn unmount(name: &str) -> Ended {
 impl Drop for Served {
     fn drop(&mut self) {
         self.kill();
-        // What a killed process leaves where the mounts of this host are listed.
+        // A killed process leaves these files in the directory of mounts.
         for end in ["sock", "lock"] {
             let _ = std::fs::remove_file(format!("/run/rblk/mounts/{}.{end}", self.name));
         }
@@ -215,7 +215,7 @@ impl Drop for Served {
     }
 }
 
-/// What is asked of the disk.
+/// The type of a request to the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// VIRTIO_BLK_T_IN.
@@ -239,9 +239,9 @@ pub struct Descriptor {
     pub at: u64,
     /// Bytes.
     pub len: u32,
-    /// What it is.
+    /// Its flags: `NEXT`, `WRITE`, indirect.
     pub flags: u16,
-    /// The next one, if it has one.
+    /// The index of the next descriptor, if the flags name one.
     pub next: u16,
 }
 
@@ -267,7 +267,7 @@ pub struct Guest {
 /// Memory that can be shared.
 ///
 /// # Panics
-/// There is none.
+/// The kernel gives no memory.
 #[must_use]
 pub fn shareable(len: u64) -> File {
     let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).expect("memory"));
@@ -276,19 +276,19 @@ pub fn shareable(len: u64) -> File {
 }
 
 impl Guest {
-    /// Connects, and starts so many rings.
+    /// Connects, and starts `rings` rings.
     ///
     /// # Panics
-    /// The other end does not do that.
+    /// The other end refuses.
     #[must_use]
     pub fn connect(served: &Served, rings: u16) -> Self {
         Self::connect_with(served, rings, FLUSH)
     }
 
-    /// The same, with further abilities.
+    /// Connects with these further features.
     ///
     /// # Panics
-    /// As of [`Self::connect`].
+    /// As for [`Self::connect`].
     #[must_use]
     pub fn connect_with(served: &Served, rings: u16, features: u64) -> Self {
         let mut guest = Self::greet(served, features);
@@ -300,10 +300,10 @@ impl Guest {
         guest
     }
 
-    /// Connects, and agrees on abilities only.
+    /// Connects, and only negotiates features.
     ///
     /// # Panics
-    /// As of [`Self::connect`].
+    /// As for [`Self::connect`].
     #[must_use]
     pub fn greet(served: &Served, features: u64) -> Self {
         let stream = UnixStream::connect(&served.socket).expect("the socket");
@@ -330,7 +330,7 @@ impl Guest {
     /// and each of its rings with the first request that has no answer.
     ///
     /// # Panics
-    /// The other end does not do that.
+    /// The other end refuses.
     pub fn connect_again(&mut self, served: &Served) {
         let Self { stream, back, .. } = Self::greet(served, FLUSH);
         (self.stream, self.back) = (stream, back);
@@ -347,7 +347,7 @@ impl Guest {
     /// Sends a message without an answer.
     ///
     /// # Panics
-    /// The other end takes nothing.
+    /// The other end has hung up.
     pub fn tell(&mut self, request: u32, body: &[u8], files: &[RawFd]) {
         self.send(request, 1, body, files).expect("to send");
     }
@@ -388,17 +388,17 @@ impl Guest {
         Ok(body)
     }
 
-    /// Asks what has an answer.
+    /// Asks a question that has an answer.
     ///
     /// # Panics
-    /// There is none.
+    /// No answer arrives.
     #[must_use]
     pub fn question(&mut self, request: u32, body: &[u8]) -> Vec<u8> {
         self.send(request, 1, body, &[]).expect("to ask");
         self.answer().expect("an answer")
     }
 
-    /// Asks for something to be done. Returns whether it was.
+    /// Asks for an action. Returns whether the other end did it.
     ///
     /// # Errors
     /// The other end hung up.
@@ -415,7 +415,7 @@ impl Guest {
         assert!(self.try_share(parts, files).expect("an answer"), "the memory is refused");
     }
 
-    /// The same. Returns whether it was taken.
+    /// Shares memory like [`Self::share`]. Returns whether the other end took it.
     ///
     /// # Errors
     /// The other end hung up.
@@ -486,10 +486,10 @@ impl Guest {
         }
     }
 
-    /// Stops a ring. Returns which request would be its next.
+    /// Stops a ring. Returns the index of its next request.
     ///
     /// # Panics
-    /// There is no answer.
+    /// No answer arrives.
     pub fn stop(&mut self, ring: u16) -> u16 {
         let answer = self.question(11, &[u32::from(ring), 0].map(u32::to_le_bytes).concat());
         u16::from_le_bytes(answer[4..6].try_into().expect("a number"))
@@ -524,7 +524,7 @@ impl Guest {
         self.kick(ring);
     }
 
-    /// Says that so many requests are offered, whatever is there.
+    /// Sets the available index without a change of the ring's contents, and kicks.
     pub fn claim_to_offer(&self, ring: u16, index: u16) {
         self.memory.write(Self::at(ring, AVAILABLE + 2), &index.to_le_bytes());
         self.kick(ring);
@@ -579,10 +579,10 @@ impl Guest {
         Some((number, status[0]))
     }
 
-    /// Waits for the next one, asleep until the guest is called.
+    /// Waits for the next completed request, asleep until the guest is called.
     ///
     /// # Panics
-    /// Nothing comes.
+    /// No request completes.
     pub fn wait(&mut self, ring: u16) -> (u16, u8) {
         let deadline = std::time::Instant::now() + DEADLINE;
         loop {
@@ -594,7 +594,7 @@ impl Guest {
         }
     }
 
-    /// Sleeps until the guest is called, at most so long. Returns whether it was.
+    /// Sleeps until the guest is called, at most for `longest`. Returns whether it was called.
     pub fn called(&self, ring: u16, longest: Duration) -> bool {
         let call = &self.rings[usize::from(ring)].call;
         let timeout = PollTimeout::try_from(longest).expect("a short time");
@@ -605,7 +605,7 @@ impl Guest {
         called
     }
 
-    /// One request, to its end. Returns its status.
+    /// Runs one request to its end. Returns its status.
     pub fn one(&mut self, ring: u16, ask: Ask, sector: u64, data: &[(u64, u32)]) -> u8 {
         self.request(ring, 0, ask, sector, data);
         let (number, status) = self.wait(ring);
@@ -637,23 +637,23 @@ impl Guest {
     /// Waits until the other end says that the configuration has changed.
     ///
     /// # Panics
-    /// It does not.
+    /// No message arrives.
     pub fn wait_for_change(&mut self) {
         let mut header = [0; 12];
         self.back.read_exact(&mut header).expect("news");
         assert_eq!(u32::from_le_bytes(header[..4].try_into().expect("4 bytes")), 2);
     }
 
-    /// Whether the other end has hung up, once it has done what it was told.
+    /// Whether the other end has hung up, after the messages so far.
     #[must_use]
     pub fn is_hung_up(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 64]), Ok(0) | Err(_))
     }
 
-    /// Uses another memory from now on, which has what the old one had. Returns the old one.
+    /// Switches to memory from a file, and copies the contents. Returns the old memory.
     ///
     /// # Panics
-    /// It cannot be mapped.
+    /// The file cannot be mapped.
     pub fn replace_memory(&mut self, file: &File) -> Arc<Region> {
         let memory = Region::map_file(file).expect("memory");
         std::mem::replace(&mut self.memory, memory)
@@ -666,7 +666,7 @@ impl Guest {
         }
     }
 
-    /// How many requests of a ring are done and were not seen.
+    /// How many completed requests of a ring the guest has not seen.
     #[must_use]
     pub fn taken(&self, ring: u16) -> u16 {
         let mut index = [0; 2];

@@ -1,4 +1,4 @@
-//! A client of HTTP/1.1 that asks once, and [`exchange`] for what no client would send.
+//! A client of HTTP/1.1 that asks once. [`exchange`] sends bytes that no client would send.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -19,7 +19,7 @@ pub struct Answer {
 /// Asks a server of this host for a path.
 ///
 /// # Panics
-/// It does not answer.
+/// The server does not answer.
 #[must_use]
 pub fn get(port: u16, path: &str) -> Answer {
     request(port, "GET", path, &format!("127.0.0.1:{port}"))
@@ -28,7 +28,7 @@ pub fn get(port: u16, path: &str) -> Answer {
 /// Asks by another method, or under another name of the host.
 ///
 /// # Panics
-/// It does not answer.
+/// The server does not answer.
 #[must_use]
 pub fn request(port: u16, method: &str, path: &str, host: &str) -> Answer {
     let text = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");

@@ -1,4 +1,4 @@
-//! What the tests of rblk that need more than one crate share.
+//! Code that the tests across crates share.
 
 #![forbid(unsafe_code)]
 

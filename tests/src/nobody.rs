@@ -1,6 +1,6 @@
-//! [`Nobody`]: the user `nobody`, who has no rights, and programs that this user runs. The user
-//! cannot enter a checkout in a home directory of mode 0700, so the programs are put into a second
-//! place that every user may enter.
+//! [`Nobody`]: the user `nobody`, without rights, and programs that run as this user. The user
+//! cannot enter a checkout in a home directory of mode 0700. So programs are copied or linked into
+//! a directory that every user may enter.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::program::{program, run};
 /// The user and group `nobody`.
 const ID: &str = "65534";
 
-/// A test that needs root and `tools` can run here.
+/// Checks that a test which needs root and `tools` can run here.
 ///
 /// # Panics
 /// This process is not root, or a tool is missing.
@@ -39,10 +39,10 @@ pub struct Nobody {
 }
 
 impl Nobody {
-    /// Makes the directory, in the first place that everybody may enter and run programs in.
+    /// Makes the directory, in the first place where every user may enter and run programs.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no place that every user may use.
     #[must_use]
     pub fn new() -> Self {
         // TMPDIR may be private, too.
@@ -62,7 +62,7 @@ impl Nobody {
         Self { dir }
     }
 
-    /// The directory, in which everybody may do everything.
+    /// The directory. Every user may read, write and run files in it.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -71,10 +71,10 @@ impl Nobody {
     /// A command of this user: one of the project's programs, run by the programs `before`.
     ///
     /// # Panics
-    /// The programs are not there.
+    /// The programs are missing.
     #[must_use]
     pub fn program(&self, name: &str, before: &[&str]) -> Command {
-        // Each becomes its daemon, which it looks for beside itself.
+        // A command becomes its daemon, which it looks for in its own directory.
         self.place(&program(&format!("{name}d")));
         self.command(&self.place(&program(name)), before)
     }
@@ -113,7 +113,8 @@ fn setpriv() -> Command {
     command
 }
 
-/// Programs of a debug build have some hundred MiB, and on one file system they need not be copied.
+/// Links a program, or copies it to another file system. Programs of a debug build have some
+/// hundred MiB.
 fn put(program: &Path, to: &Path) {
     let copied = std::fs::hard_link(program, to).or_else(|_| std::fs::copy(program, to).map(drop));
     copied.unwrap_or_else(|e| panic!("{} to {}: {e}", program.display(), to.display()));

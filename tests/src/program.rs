@@ -32,21 +32,21 @@ const POLL: Duration = Duration::from_millis(5);
 const IO_MAX: u32 = 64 << 10;
 const DEPTH: u16 = 8;
 
-/// How a program ended.
+/// The result of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ended {
     /// Its exit code; none when a signal ended it.
     pub code: Option<i32>,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained of.
+    /// Its standard error.
     pub stderr: String,
 }
 
-/// The program ended with that exit code and said each of the `pieces` on stderr.
+/// Checks that the program ended with that exit code and printed each of the `pieces` on stderr.
 ///
 /// # Panics
-/// It did not.
+/// The code or a piece differs.
 #[track_caller]
 pub fn assert_refused(ended: &Ended, code: i32, pieces: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
@@ -56,10 +56,10 @@ pub fn assert_refused(ended: &Ended, code: i32, pieces: &[&str]) {
     assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
 }
 
-/// No process and no control socket of a target is left that was started with files in `dir`.
+/// Checks that no process that names a file in `dir` and no control socket in it are left.
 ///
 /// # Panics
-/// One is left.
+/// A process or a socket is left.
 #[track_caller]
 pub fn assert_nothing_left(dir: &Path) {
     assert_eq!(processes_naming(dir), Vec::<String>::new());
@@ -69,7 +69,7 @@ pub fn assert_nothing_left(dir: &Path) {
 /// Runs a command to its end.
 ///
 /// # Panics
-/// It does not start, or not end in time.
+/// The command does not start, or does not end in time.
 #[must_use]
 pub fn run(command: &mut Command) -> Ended {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -95,14 +95,14 @@ pub fn run(command: &mut Command) -> Ended {
 
 fn signal(pid: u32, signal: nix::sys::signal::Signal) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
-    // It may have ended by itself.
+    // The process may have ended by itself.
     let _ = nix::sys::signal::kill(pid, signal);
 }
 
-/// Waits until something is so.
+/// Calls `look` until it returns a value.
 ///
 /// # Panics
-/// It is not so in time.
+/// No value in time.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -114,11 +114,10 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until something is what it should be, as a whole: what is told piece by piece may be seen
-/// half.
+/// Waits until a value equals `expected` as a whole. Use it where a value arrives piece by piece.
 ///
 /// # Panics
-/// It is something else all the time.
+/// The value differs all the time.
 #[track_caller]
 pub fn wait_for_equal<T: PartialEq + Debug>(what: &str, expected: &T, mut look: impl FnMut() -> T) {
     let deadline = Instant::now() + DEADLINE;
@@ -132,25 +131,25 @@ pub fn wait_for_equal<T: PartialEq + Debug>(what: &str, expected: &T, mut look: 
     }
 }
 
-/// A TCP port of this host on which no process listens. As long as this lives, the kernel gives the
-/// port to no process that asks for any port; a process that names the port gets it.
+/// A TCP port of this host on which no process listens. While this value lives, the kernel gives
+/// the port to no process that asks for any port; a process that names the port gets it.
 #[derive(Debug)]
 pub struct FreePort {
     /// The port.
     pub number: u16,
-    // Bound, and does not listen.
+    // Bound, but not listening.
     _socket: TcpSocket,
 }
 
 /// Reserves a free port.
 ///
 /// # Panics
-/// There is none.
+/// No port is free.
 #[must_use]
 pub fn free_port() -> FreePort {
     let reserve = || {
         let socket = TcpSocket::new_v4()?;
-        // As who listens sets it: two such sockets may have one port while neither listens.
+        // Listeners set this option, too: two such sockets may share a port while neither listens.
         socket.set_reuseaddr(true)?;
         socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
         Ok::<_, std::io::Error>(FreePort { number: socket.local_addr()?.port(), _socket: socket })
@@ -158,7 +157,7 @@ pub fn free_port() -> FreePort {
     reserve().expect("a free port")
 }
 
-/// Processes whose command line names a path.
+/// Command lines that contain a path.
 #[must_use]
 pub fn processes_naming(path: &Path) -> Vec<String> {
     let Ok(dir) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -171,7 +170,7 @@ pub fn processes_naming(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A target that serves, in a directory of the test's; killed when it is dropped.
+/// A serving target, with its files in a directory of the test. Drop kills it.
 #[derive(Debug)]
 pub struct Target {
     child: Child,
@@ -186,7 +185,7 @@ impl Target {
     /// Starts `rblk-target serve` with these arguments and waits until it serves.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The target ends, or is not ready in time.
     #[must_use]
     pub fn start(dir: &Path, args: &[&str]) -> Self {
         let log = dir.join("target.log");
@@ -194,20 +193,20 @@ impl Target {
         Self::start_with_log(dir, args, file)
     }
 
-    /// The same, whose log goes elsewhere: [`Self::log`] is empty.
+    /// [`Self::start`] with the log sent elsewhere: [`Self::log`] is empty.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The target ends, or is not ready in time.
     #[must_use]
     pub fn start_with_log(dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
         let port = free_port();
         Self::start_at(port.number, dir, args, &[], to)
     }
 
-    /// [`Self::start`] by another program, which becomes the target.
+    /// [`Self::start`] by another program, which executes the target.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The target ends, or is not ready in time.
     #[must_use]
     pub fn start_by(by: &[&str], dir: &Path, args: &[&str]) -> Self {
         let log = dir.join("target.log");
@@ -215,10 +214,10 @@ impl Target {
         Self::start_at(free_port().number, dir, args, by, file)
     }
 
-    /// Starts it again at the address where it was, after [`Self::kill`].
+    /// Starts the target again at its old address, after [`Self::kill`].
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The target ends, or is not ready in time.
     pub fn start_again(&mut self, dir: &Path, args: &[&str]) {
         let file = std::fs::OpenOptions::new().append(true).open(&self.log).expect("its log");
         *self = Self::start_at(self.address.port, dir, args, &[], file);
@@ -261,16 +260,16 @@ impl Target {
         Self { child, socket, address, log }
     }
 
-    /// What it shows of itself.
+    /// The target's status.
     ///
     /// # Panics
-    /// It does not answer.
+    /// The target does not answer.
     #[must_use]
     pub fn status(&self) -> TargetStatus {
         status(&self.socket).unwrap_or_else(|| panic!("no status; its log:\n{}", self.log()))
     }
 
-    /// The same; none while it does not answer.
+    /// The target's status; none while the target does not answer.
     #[must_use]
     pub fn status_if_any(&self) -> Option<TargetStatus> {
         status(&self.socket)
@@ -292,16 +291,16 @@ impl Target {
         signal(self.child.id(), nix::sys::signal::Signal::SIGHUP);
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the target and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until it ends and returns its exit code.
+    /// Waits for the target's end and returns its exit code.
     ///
     /// # Panics
-    /// It does not end.
+    /// The target does not end.
     pub fn wait(&mut self) -> Option<i32> {
         let child = &mut self.child;
         wait_for("the target's end", || child.try_wait().ok().flatten()).code()
@@ -318,7 +317,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// What the target at a socket shows of itself; none while it does not answer.
+/// The status of the target at a socket; none while the target does not answer.
 #[must_use]
 pub fn status(socket: &Path) -> Option<TargetStatus> {
     match runtime().block_on(ask(socket, Ask::Status)) {
@@ -327,8 +326,8 @@ pub fn status(socket: &Path) -> Option<TargetStatus> {
     }
 }
 
-/// How long a device may take until it sees what comes by a new connection. Soft-iWARP leaves a
-/// message that comes earlier unseen until the next one comes.
+/// How long a device may take until it delivers messages on a new connection. Soft-iWARP does not
+/// report an earlier message until the next one arrives.
 #[must_use]
 pub fn time_to_settle(device: &Device) -> Duration {
     match device.caps().transport {
@@ -342,12 +341,11 @@ pub fn time_to_settle(device: &Device) -> Duration {
 pub struct Client {
     /// The session.
     pub session: Session,
-    /// What was opened.
+    /// The opened volume.
     pub volume: OpenReply,
     runtime: Runtime,
     engine: Engine,
-    // The engine's clock, which stands still: nothing is too late for it, however long a process
-    // was not run.
+    // The engine's clock, which stands still: no deadline passes, even while a process gets no CPU.
     now: Instant,
     buffers: Arc<Region>,
 }
@@ -356,15 +354,15 @@ impl Client {
     /// Connects, logs in, opens the volume and connects a queue.
     ///
     /// # Errors
-    /// The target does not have it so.
+    /// The target refuses.
     pub fn connect(address: &Address, volume: &str, host: u8) -> Result<Self, SessionError> {
         Self::claim(address, volume, host, AccessMode::Exclusive)
     }
 
-    /// [`Self::connect`] of one that has a past, or takes over.
+    /// [`Self::connect`] for a host that resumes, or takes over.
     ///
     /// # Errors
-    /// The target does not have it so.
+    /// The target refuses.
     pub fn claim(
         address: &Address,
         volume: &str,
@@ -374,10 +372,10 @@ impl Client {
         Self::prove(address, volume, host, None, claim)
     }
 
-    /// [`Self::claim`] of one that proves who it is.
+    /// [`Self::claim`] for a host that proves its identity.
     ///
     /// # Errors
-    /// The target does not have it so.
+    /// The target refuses.
     pub fn prove(
         address: &Address,
         volume: &str,
@@ -388,8 +386,7 @@ impl Client {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
-        // As patient as a test. It says nothing when it has nothing to say, so the target must wait
-        // for it.
+        // As patient as a test: an idle client sends no keep-alives, so the target must wait.
         let options =
             ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
         let depth = QueueDepth::new(DEPTH).expect("a depth");
@@ -414,7 +411,7 @@ impl Client {
             Ok::<_, SessionError>((session, volume, path))
         })?;
         let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
-        // A clock that stands still asks nobody again.
+        // With a stopped clock the engine sends no request again.
         std::thread::sleep(time_to_settle(session.device()));
         let now = Instant::now();
         engine.connect(path, now);
@@ -424,7 +421,7 @@ impl Client {
     /// Runs one request. `None` when the path is lost.
     ///
     /// # Panics
-    /// It does not end in time.
+    /// The request does not end in time.
     pub fn try_io(&mut self, op: IoOp, offset: u64, len: u64) -> Option<i32> {
         let size = BlockSize::new(self.volume.block_size.bytes()).expect("a block size");
         let io = Io::new(op, offset, len, size).expect("whole blocks");
@@ -446,7 +443,7 @@ impl Client {
     /// Writes bytes.
     ///
     /// # Panics
-    /// It fails.
+    /// The write fails.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.buffers.write(0, bytes);
         let result = self.try_io(IoOp::Write, offset, bytes.len() as u64);
@@ -456,7 +453,7 @@ impl Client {
     /// Reads bytes.
     ///
     /// # Panics
-    /// It fails.
+    /// The read fails.
     pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         self.buffers.zero(0, len);
         assert_eq!(self.try_io(IoOp::Read, offset, len as u64), i32::try_from(len).ok());
@@ -465,34 +462,34 @@ impl Client {
         bytes
     }
 
-    /// Waits for the next thing that the target tells.
+    /// Waits for the next event of the target.
     ///
     /// # Panics
-    /// It tells nothing in time, or the session is lost.
+    /// No event in time, or the session is lost.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
         let event = self.session.admin.event(Pulse::of(3 * DEADLINE));
         let event = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, event).await });
         event.expect("an event in time").expect("a session")
     }
 
-    /// Names of the volumes that it may see.
+    /// The names of the volumes that this host may see.
     ///
     /// # Panics
-    /// The target does not say.
+    /// The target does not answer.
     pub fn list(&mut self) -> Vec<Name> {
         let listed = self.runtime.block_on(self.session.list()).expect("a list");
         listed.iter().map(|entry| entry.name).collect()
     }
 
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     ///
     /// # Panics
-    /// It fails.
+    /// The flush fails.
     pub fn flush(&mut self) {
         assert_eq!(self.try_io(IoOp::Flush, 0, 0), Some(0));
     }
 
-    /// Says goodbye.
+    /// Logs out.
     pub fn logout(mut self) {
         self.engine.disconnect();
         self.runtime.block_on(self.session.logout(DEADLINE));

@@ -1,4 +1,5 @@
-//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, which send what no correct end sends.
+//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, which send messages that no correct end
+//! sends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub enum Heard {
     Response(ResponseCapsule),
     /// An immediate.
     Immediate(Immediate),
-    /// The connection is dead.
+    /// The connection ended, with this status.
     End(WcStatus),
 }
 
@@ -146,7 +147,7 @@ impl RawPeer {
     /// A connection of a session, connected and silent.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The connection cannot be made.
     #[must_use]
     pub fn new(
         bed: &mut Bed,
@@ -178,7 +179,7 @@ impl RawPeer {
     /// An I/O connection that has passed its self-test.
     ///
     /// # Panics
-    /// It does not pass.
+    /// The self-test fails.
     #[must_use]
     pub fn tested(
         bed: &mut Bed,
@@ -205,7 +206,7 @@ impl RawPeer {
         command
     }
 
-    /// What was written into the buffer of a [`Self::self_test`].
+    /// The bytes that the target wrote into the buffer of a [`Self::self_test`].
     #[must_use]
     pub fn written(&self) -> [u8; SELF_TEST_BYTES] {
         let mut written = [0; SELF_TEST_BYTES];
@@ -222,8 +223,8 @@ impl RawPeer {
         command
     }
 
-    /// A proper READ or keyed WRITE of blocks of 512 bytes, with its data at the beginning of what
-    /// is lent.
+    /// A proper READ or keyed WRITE of blocks of 512 bytes, with its data at the beginning of the
+    /// lent memory.
     pub fn transfer(&mut self, opcode: Opcode, tag: u16, lba: u64, blocks: u32) -> CommandCapsule {
         let mut command = self.command(opcode, tag);
         command.lba = rblk_protocol::Lba(lba);
@@ -232,10 +233,10 @@ impl RawPeer {
         command
     }
 
-    /// Names a part of what is lent.
+    /// A descriptor of a part of the lent memory.
     ///
     /// # Panics
-    /// It is not inside.
+    /// The part is not inside.
     #[must_use]
     pub fn descriptor(&self, at: usize, len: usize) -> KeyedDescriptor {
         assert!(at + len <= LENT_BYTES, "inside what is lent");
@@ -244,10 +245,10 @@ impl RawPeer {
         KeyedDescriptor { address: remote.addr, length, rkey: remote.rkey.0 }
     }
 
-    /// Lends the same memory under another key; the old one is dead.
+    /// Lends the memory under a new key; the old key is dead.
     ///
     /// # Panics
-    /// It cannot be registered.
+    /// The memory cannot be registered.
     pub fn lend_anew(&mut self) {
         let region = Arc::clone(self.lent.region());
         self.lent = self.pd.register(&region, Access::REMOTE).expect("a registration");
@@ -258,16 +259,16 @@ impl RawPeer {
         self.mouth.post(SendOp::Send, bytes);
     }
 
-    /// Writes into memory of the target's, if it lets us.
+    /// Writes into the target's memory, if the target permits that.
     pub fn write_remote(&mut self, addr: u64, rkey: u32, bytes: &[u8]) {
         let to = RemoteBuffer { addr, rkey: Rkey(rkey) };
         self.mouth.post(SendOp::Write(to), bytes);
     }
 
-    /// What came in by now.
+    /// Everything that arrived so far.
     ///
     /// # Panics
-    /// It is not what a target says.
+    /// A message is none of a target.
     pub fn listen(&mut self) -> Vec<Heard> {
         let (messages, end) = self.mouth.poll();
         let mut heard = Vec::new();
@@ -292,10 +293,10 @@ impl RawPeer {
         heard
     }
 
-    /// Steps the rig until so many answers came, or the end of the connection.
+    /// Steps the rig until `count` answers arrived, or the end of the connection.
     ///
     /// # Panics
-    /// Neither comes.
+    /// Neither arrives.
     pub fn hear_answers(&mut self, bed: &mut Bed, count: usize) -> Vec<Heard> {
         let mut heard = Vec::new();
         let came = bed.rig.run(PATIENCE, |_| {
@@ -306,10 +307,10 @@ impl RawPeer {
         heard
     }
 
-    /// Steps the rig until something comes in.
+    /// Steps the rig until a message arrives.
     ///
     /// # Panics
-    /// Nothing does, or more than one thing.
+    /// No message arrives, or several do.
     pub fn hear(&mut self, bed: &mut Bed) -> Heard {
         let mut heard = Vec::new();
         let came = bed.rig.run(PATIENCE, |_| {
@@ -335,12 +336,12 @@ pub struct RawTarget {
     pub engine: Engine,
     /// Its buffers.
     pub buffers: Arc<Region>,
-    /// What ended.
+    /// Requests that ended, with their results.
     pub outcomes: Vec<(Tag, i32)>,
     /// The engine's memory that its self-test named.
     pub scratch: KeyedDescriptor,
     mouth: Mouth,
-    // Of the other lanes, in the order in which they were switched to last.
+    // The ends of the other lanes, with the most recent one last.
     others: Vec<Mouth>,
     stats: Arc<QueueStats>,
     network: Network,
@@ -352,10 +353,10 @@ pub struct RawTarget {
 }
 
 impl RawTarget {
-    /// An engine that has just been given a path to this target.
+    /// An engine with a new path to this target.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The engine or the path cannot be made.
     #[must_use]
     pub fn new(options: QueueOptions) -> Self {
         let network = Network::new(options.depth.into());
@@ -387,10 +388,10 @@ impl RawTarget {
         }
     }
 
-    /// An engine whose self-test was answered well.
+    /// An engine after a correct answer to its self-test.
     ///
     /// # Panics
-    /// It does not accept the answer.
+    /// The engine rejects the answer.
     #[must_use]
     pub fn tested(options: QueueOptions) -> Self {
         let mut target = Self::new(options);
@@ -398,7 +399,7 @@ impl RawTarget {
         target
     }
 
-    /// Hears and speaks by the next lane from now on, and after the last by the first again.
+    /// Switches to the next lane; after the last lane, to the first one.
     pub fn switch_lane(&mut self) {
         if !self.others.is_empty() {
             std::mem::swap(&mut self.mouth, &mut self.others[0]);
@@ -419,10 +420,10 @@ impl RawTarget {
     }
 
     /// Gives the engine another path to this target, over the same buffers, and answers its
-    /// self-test. What is left of the old path is destroyed, and its QP here forgotten.
+    /// self-test. Destroys the old path, and forgets this end's QP of it.
     ///
     /// # Panics
-    /// It does not accept the answer.
+    /// The engine rejects the answer.
     pub fn reconnect(&mut self) {
         self.engine.disconnect();
         while let Some((_, dead)) = self.engine.take_ended() {
@@ -462,12 +463,12 @@ impl RawTarget {
         }
     }
 
-    /// Lets time pass and both ends work.
+    /// Advances the time and lets both ends work.
     pub fn steps(&mut self, count: u32) {
         self.steps_of(count, Duration::from_micros(10));
     }
 
-    /// As [`Self::steps`], with steps of that length.
+    /// [`Self::steps`] with steps of length `tick`.
     pub fn steps_of(&mut self, count: u32, tick: Duration) {
         for _ in 0..count {
             self.now += tick;
@@ -510,10 +511,10 @@ impl RawTarget {
         self.messages_with_data().into_iter().map(of).collect()
     }
 
-    /// As [`Self::messages`], each command with its data.
+    /// [`Self::messages`], with the data of each command.
     ///
     /// # Panics
-    /// As there.
+    /// As [`Self::messages`].
     pub fn messages_with_data(&mut self) -> Vec<Vec<(CommandCapsule, Vec<u8>)>> {
         let (heard, _) = self.mouth.poll();
         let features = self.options.features;
@@ -533,10 +534,10 @@ impl RawTarget {
         heard.iter().map(|(_, bytes)| parse(bytes)).collect()
     }
 
-    /// Lets the engine end its path, and returns what is left of it: registered as it was.
+    /// Lets the engine end its path, and returns the dead path, with its memory still registered.
     ///
     /// # Panics
-    /// It has no path.
+    /// The engine has no path.
     pub fn drop_path(&mut self) -> DeadPath {
         self.engine.disconnect();
         self.engine.take_ended().expect("a path").1
@@ -549,7 +550,7 @@ impl RawTarget {
     pub fn request(&mut self, op: IoOp, tag: u16) -> CommandCapsule {
         let len = if op == IoOp::Flush { 0 } else { 512 };
         let io = Io::new(op, 0, len, self.block_size).expect("whole blocks");
-        // A command with data inside does not fit our RECVs: a keyed one does as well.
+        // A command with in-capsule data does not fit our RECVs, so this one names a key.
         self.engine.submit(Tag(tag), io).expect("a free tag");
         self.next_command()
     }
@@ -571,7 +572,7 @@ impl RawTarget {
         self.mouth.post(SendOp::WriteWithImm(to, imm.to_bits()), bytes);
     }
 
-    /// What the engine counted.
+    /// The engine's counters.
     #[must_use]
     pub fn counts(&self) -> QueueCounts {
         self.stats.snapshot()
@@ -646,13 +647,13 @@ fn connect(
     (path, mouth, others)
 }
 
-/// The key of a lane of an engine whose ends prove their session.
+/// The key of one lane when both ends prove their session.
 #[must_use]
 pub fn queue_key(epoch: Epoch, lane: u16) -> QueueKey {
     QueueKey::new(&SessionSecret::from_bytes(&[5; 32]), epoch, lane)
 }
 
-/// What the proofs cover. No hello was sent.
+/// Invented hellos for the proofs to cover. No hello was sent.
 ///
 /// # Panics
 /// Never: both are long enough.

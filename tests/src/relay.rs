@@ -31,12 +31,12 @@ pub struct Relay {
     pub address: Address,
     state: Arc<State>,
     listener: Option<JoinHandle<()>>,
-    // Nobody else gets the port meanwhile.
+    // Keeps other processes from getting the port.
     _port: FreePort,
 }
 
 impl Relay {
-    /// A relay to a target, which does not listen yet.
+    /// A relay to a target. It does not listen yet.
     ///
     /// # Panics
     /// The target has no port of this host, or no thread can be had.
@@ -52,32 +52,32 @@ impl Relay {
         Self { address, state, listener: Some(listener), _port: port }
     }
 
-    /// It takes connections from now on.
+    /// Starts to listen.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The relay does not listen in time.
     pub fn listen(&self) {
         self.state.listens.store(true, Ordering::SeqCst);
         let own = ("127.0.0.1", self.address.port);
         crate::program::wait_for("a listening relay", || TcpStream::connect(own).ok());
     }
 
-    /// New connections are refused from now on.
+    /// Refuses new connections.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The relay takes connections until the deadline.
     pub fn refuse(&self) {
         self.state.listens.store(false, Ordering::SeqCst);
         let own = ("127.0.0.1", self.address.port);
         crate::program::wait_for("a closed relay", || TcpStream::connect(own).err());
     }
 
-    /// A connection is silent from the first large packet on, in either direction.
+    /// Silences each connection from its first large packet on, in either direction.
     pub fn pass_small_only(&self) {
         self.state.passes_small_only.store(true, Ordering::SeqCst);
     }
 
-    /// Every connection ends.
+    /// Ends every connection.
     pub fn cut(&self) {
         let mut streams = self.state.streams.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in streams.drain(..) {
@@ -137,7 +137,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, state: &State, is_mute: &AtomicB
         if len > SMALL && state.passes_small_only.load(Ordering::SeqCst) {
             is_mute.store(true, Ordering::SeqCst);
         }
-        // What is lost on the way is never acknowledged, and nothing behind it arrives.
+        // A lost packet is never acknowledged, and no later byte of the stream arrives.
         if !is_mute.load(Ordering::SeqCst) && to.write_all(&bytes[..len]).is_err() {
             break;
         }

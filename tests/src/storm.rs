@@ -1,8 +1,8 @@
-//! [`Storm`]: random requests that overlap, on one volume of a [`CrashStore`], held against an
+//! [`Storm`]: random overlapping requests on one volume of a [`CrashStore`], compared with an
 //! [`Oracle`].
 //!
-//! Everything is decided by the seed of its [`StormOptions`]. A storm ends well ([`Storm::calm`])
-//! or at any moment ([`Storm::crash`]); what is left of the volume is where the next one begins.
+//! The seed of its [`StormOptions`] decides everything. A storm ends well ([`Storm::calm`]) or at
+//! any moment ([`Storm::crash`]). The next one begins with the remaining contents of the volume.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -27,13 +27,13 @@ use crate::oracle::{Begin, ChangeId, CrashCount, Oracle, Survives};
 /// The volume.
 pub const VOLUME: VolumeIndex = VolumeIndex(0);
 
-/// What reads find in their buffer's place before they are answered.
+/// Fills the buffers of reads before their answers.
 const UNREAD: u8 = 0xee;
 
 /// Every way a volume can be cached.
 pub const MODES: [CacheMode; 3] = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
 
-/// How often each kind of request is made; of what is left, half are reads and half writes.
+/// How often each kind of request is made. Of the rest, half are reads and half are writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mix {
     /// FLUSH, of a thousand requests.
@@ -42,13 +42,13 @@ pub struct Mix {
     pub erase: u32,
     /// Writes with FUA, of a thousand writes.
     pub fua: u32,
-    /// Begins of requests tried in a step, at most.
+    /// Most attempts to begin a request in a step.
     pub begins: u64,
-    /// Steps without new requests now and then, at most.
+    /// Most steps of an occasional pause.
     pub pause: u64,
 }
 
-/// What a [`Storm`] is made of.
+/// The parameters of a [`Storm`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StormOptions {
     /// Decides everything.
@@ -61,17 +61,17 @@ pub struct StormOptions {
     pub groups: usize,
     /// Memory of the target.
     pub arena_bytes: usize,
-    /// Longest READ and WRITE.
+    /// The longest READ and WRITE.
     pub io_max_bytes: u32,
     /// How far the target reads ahead.
     pub read_ahead_bytes: u32,
-    /// Most that write-back may hold.
+    /// Most dirty bytes of write-back.
     pub dirty_max_bytes: usize,
-    /// How long it may hold it.
+    /// How long write-back may keep them.
     pub write_back_delay: Duration,
     /// I/O queues.
     pub queues: usize,
-    /// What each asks for.
+    /// The options of each queue.
     pub queue: QueueOptions,
     /// The network.
     pub network: Conditions,
@@ -81,8 +81,8 @@ pub struct StormOptions {
     pub mix: Mix,
 }
 
-/// Whether the ends agree on lists of capsules: every other seed, whatever else it decides. And of
-/// those every other on lists with data.
+/// Whether the ends agree on lists of capsules: every other seed, independent of other draws. Every
+/// other of these seeds agrees on lists with data.
 #[must_use]
 pub fn lists(seed: u64) -> Features {
     let mut random = Random::new(seed ^ 0x6c69_7374);
@@ -94,40 +94,39 @@ pub fn lists(seed: u64) -> Features {
     }
 }
 
-/// Whether the data of a message comes first: every other seed, whatever else it decides.
+/// Whether the data of a message comes first: every other seed, independent of other draws.
 #[must_use]
 pub fn data_first(seed: u64) -> Features {
     let agreed = Random::new(seed ^ 0x6672_7374).chance(500) || lands(seed);
     if agreed { Features::DATA_FIRST } else { Features::default() }
 }
 
-/// Whether the arena has so much memory that slots are set apart for data to land in: every third
-/// seed.
+/// Whether the arena is large enough to reserve slots for landing data: every third seed.
 fn lands(seed: u64) -> bool {
     Random::new(seed ^ 0x6c61_6e64).chance(333)
 }
 
-/// What the arena of a poll group has besides, so that slots are set apart.
+/// The extra arena bytes of a poll group that reserve these slots.
 #[must_use]
 pub fn landing_bytes(seed: u64) -> usize {
     if lands(seed) { 2 << 20 } else { 0 }
 }
 
-/// In-capsule data: so much, or a block where slots are set apart.
+/// The in-capsule size: a block with reserved slots, else `in_capsule_bytes`.
 #[must_use]
 pub fn with_landing(seed: u64, in_capsule_bytes: u32) -> u32 {
     if lands(seed) { 4096 } else { in_capsule_bytes }
 }
 
-/// Whether the ends agree on digests: every other seed, whatever else it decides.
+/// Whether the ends agree on digests: every other seed, independent of other draws.
 #[must_use]
 pub fn digests(seed: u64) -> Features {
     let agreed = Random::new(seed ^ 0x6469_6765).chance(500);
     if agreed { Features::DIGEST } else { Features::default() }
 }
 
-/// Limits of the volume: none, or in every third seed some, whatever else it decides. `slowest` is
-/// the lowest rate of commands.
+/// Limits of the volume: some in every third seed, else none, independent of other draws. `slowest`
+/// is the lowest rate of commands.
 #[must_use]
 pub fn volume_limits(seed: u64, slowest: u32) -> Limits {
     let mut random = Random::new(seed ^ 0x6c69_6d69);
@@ -139,19 +138,19 @@ pub fn volume_limits(seed: u64, slowest: u32) -> Limits {
     Limits { iops, bandwidth, iops_burst: Some([1, 4][random.index(2)]), bandwidth_burst: None }
 }
 
-/// QPs of each queue: one, or up to three, whatever else the seed decides.
+/// QPs of each queue: one to three, independent of other draws.
 #[must_use]
 pub fn lanes(seed: u64) -> u16 {
     [1, 1, 2, 3][Random::new(seed ^ 0x6c61_6e65).index(4)]
 }
 
 impl StormOptions {
-    /// Options that follow from a seed.
+    /// The options of a seed.
     #[must_use]
     pub fn random(seed: u64, cache: CacheMode, block_bytes: u32, volume_bytes: usize) -> Self {
         let mut random = Random::new(seed ^ 0x0057_a7e5);
         let io_max_bytes: u32 = [8 << 10, 16 << 10, 64 << 10][random.index(3)];
-        // A volume of one stripe is one poll group's, whose connections may be others'.
+        // One poll group owns a volume of one stripe; its connections may be in other groups.
         let groups = [1, 1, 2, 3][random.index(4)];
         // From a few slots to more than the volume.
         let more = [0, 0, volume_bytes / 2, 2 * volume_bytes][random.index(4)];
@@ -203,10 +202,10 @@ impl StormOptions {
     }
 }
 
-/// The seeds of a test: those below `count`, or what `RBLK_SEED` says: one, or `FIRST..END`.
+/// The seeds of a test: `RBLK_SEED` (a seed, or `FIRST..END`), by default those below `count`.
 ///
 /// # Panics
-/// `RBLK_SEED` is nothing of that.
+/// `RBLK_SEED` has another form.
 #[must_use]
 pub fn seeds(count: u64) -> Range<u64> {
     let Ok(text) = std::env::var("RBLK_SEED") else { return 0..count };
@@ -259,7 +258,7 @@ pub enum Crash {
 /// A request that failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// What it was.
+    /// Its operation.
     pub op: IoOp,
     /// Its range in bytes.
     pub range: Range<usize>,
@@ -287,9 +286,9 @@ fn tags(options: &StormOptions) -> Vec<Vec<Tag>> {
 pub struct Storm {
     /// The rig under it.
     pub rig: Rig<CrashStore>,
-    /// What may be read.
+    /// Checks the results.
     pub oracle: Oracle,
-    /// What it decides by.
+    /// Chooses the requests.
     pub random: Random,
     /// The requests it makes.
     pub mix: Mix,
@@ -304,7 +303,7 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// On a target that has just started with the volume that the oracle knows.
+    /// A storm on a target that has just started with the oracle's volume.
     ///
     /// # Panics
     /// The rig cannot be made.
@@ -322,7 +321,7 @@ impl Storm {
             seed: options.seed,
             conditions: options.network,
             groups: options.groups,
-            // Out of step, as threads are.
+            // The groups run out of step, as threads do.
             skipped_turns_per_mille: match options.groups {
                 1 => 0,
                 _ => [0, 300, 700][usize::try_from(options.seed % 3).unwrap_or(0)],
@@ -339,7 +338,7 @@ impl Storm {
             store.set_volume(VOLUME, image.to_vec());
             store.set_conditions(options.store);
             if options.cache != CacheMode::None {
-                // What the cache promises: at the store, overlapping ranges take turns.
+                // The cache promises that overlapping ops take turns at the store.
                 store.set_exclusive();
             }
             store
@@ -374,7 +373,7 @@ impl Storm {
         self.flights.len()
     }
 
-    /// From now on requests may fail; [`Self::take_failures`] has them.
+    /// Permits requests to fail. [`Self::take_failures`] returns the failures.
     pub fn tolerate(&mut self) {
         self.may_fail = true;
     }
@@ -403,7 +402,8 @@ impl Storm {
         let blocks = 1 + self.random.index(longest / block);
         let all = self.oracle.len() / block;
         let blocks = blocks.min(all);
-        // Half of the requests meet in a part of the volume: where stripes meet, if they do.
+        // Half of the requests fall into one part of the volume: around the end of a stripe, if
+        // there is one.
         let (hot, count) = if self.random.chance(500) {
             let count = (all / 8).min((256 << 10) / block).max(blocks);
             let seam = usize::try_from(STRIPE_BYTES).unwrap_or(usize::MAX) / block;
@@ -416,7 +416,7 @@ impl Storm {
         first * block..(first + blocks) * block
     }
 
-    /// Begins a random request, if there is a tag for it.
+    /// Begins a random request, if a tag is free.
     pub fn begin(&mut self) {
         let io_max = self.options.io_max_bytes as usize;
         let kind = u32::try_from(self.random.below(1000)).unwrap_or(0);
@@ -437,7 +437,7 @@ impl Storm {
         self.begin_this(at, op, range, fua);
     }
 
-    /// Begins a request on a queue by its place, and returns whether there was a tag for it.
+    /// Begins a request on the queue at index `at`, and returns whether a tag was free.
     ///
     /// # Panics
     /// There is no such queue, or the range is not whole blocks of the volume.
@@ -469,10 +469,10 @@ impl Storm {
         true
     }
 
-    /// Takes what has ended and holds it against the oracle.
+    /// Takes the outcomes and compares them with the oracle.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result is wrong.
     pub fn reap(&mut self) {
         for outcome in self.rig.take_outcomes() {
             let seed = self.options.seed;
@@ -518,7 +518,7 @@ impl Storm {
     /// One step, with new requests or in a pause.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result is wrong.
     pub fn step(&mut self) {
         if self.pause > 0 {
             self.pause -= 1;
@@ -534,10 +534,10 @@ impl Storm {
         self.reap();
     }
 
-    /// Steps until so many requests have ended.
+    /// Steps until `requests` more requests have ended.
     ///
     /// # Panics
-    /// Nothing ends any more, or something is not what it has to be.
+    /// No request ends any more, or a result is wrong.
     pub fn run(&mut self, requests: u64) {
         let until = self.ended + requests;
         let mut idle = 0;
@@ -556,10 +556,10 @@ impl Storm {
         }
     }
 
-    /// Waits for everything outstanding.
+    /// Waits until no request is outstanding.
     ///
     /// # Panics
-    /// It does not end, or not as it has to.
+    /// A request does not end, or its result is wrong.
     pub fn settle(&mut self) {
         for _ in 0..PATIENCE {
             if self.flights.is_empty() {
@@ -574,7 +574,7 @@ impl Storm {
     /// Runs one request alone.
     ///
     /// # Panics
-    /// It does not end, or not as it has to.
+    /// The request does not end, or its result is wrong.
     pub fn io(&mut self, op: IoOp, range: Range<usize>) {
         self.settle();
         let at = self.random.index(self.queues.len());
@@ -585,7 +585,7 @@ impl Storm {
     /// Reads every block, over all queues.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result is wrong.
     pub fn read_all(&mut self) {
         self.settle();
         let (len, longest) = (self.oracle.len(), self.options.io_max_bytes as usize);
@@ -604,11 +604,11 @@ impl Storm {
         self.settle();
     }
 
-    /// Ends well: when everything is answered, reads agree with the oracle, and after a FLUSH the
-    /// store has what they returned, durably. Returns the volume's bytes.
+    /// Ends well: all requests end, reads agree with the oracle, and after a FLUSH the store holds
+    /// the returned bytes durably. Returns the volume's bytes.
     ///
     /// # Panics
-    /// It is not so.
+    /// A check fails.
     pub fn calm(&mut self) -> Vec<u8> {
         let seed = self.options.seed;
         self.read_all();
@@ -625,20 +625,19 @@ impl Storm {
         now
     }
 
-    /// Holds the store's memory to the contract.
+    /// Checks that the store's memory was used as the contract demands.
     ///
     /// # Panics
-    /// It was broken.
+    /// The contract was broken.
     pub fn check_lending(&mut self) {
         let breaches = self.rig.store_mut().breaches();
         assert!(breaches.is_empty(), "seed {}: {breaches:?}", self.options.seed);
     }
 
-    /// The target ends in good order, as for an upgrade, and another one goes on with the same
-    /// disk.
+    /// Ends the target in good order, as for an upgrade, and starts another one with the same disk.
     ///
     /// # Panics
-    /// It does not end, or not everything that was acknowledged is durable then.
+    /// The target does not end, or an acknowledged write is not durable then.
     pub fn upgrade(&mut self) {
         self.settle();
         let seed = self.options.seed;
@@ -665,10 +664,11 @@ impl Storm {
         self.free = tags(options);
     }
 
-    /// The target is no more. What is left of the volume is checked and returned with its oracle.
+    /// Ends the target by a crash. Checks the remaining contents of the volume, and returns them
+    /// with the oracle.
     ///
     /// # Panics
-    /// More is lost than may be.
+    /// More is lost than the crash allows.
     #[must_use]
     pub fn crash(mut self, crash: Crash) -> (Oracle, Vec<u8>, CrashCount) {
         self.check_lending();

@@ -11,22 +11,22 @@ use crate::bed::PATIENCE;
 /// Most bytes of one request.
 const IO_MAX_BYTES: u32 = 64 << 10;
 
-/// Two volumes over an arena of 8 MiB in two poll groups, and a connected queue for each.
+/// Two volumes with an arena of 8 MiB in two poll groups, and a connected queue for each.
 #[derive(Debug)]
 pub struct TwoVolumes {
     /// Both ends.
     pub rig: Rig<CrashStore>,
     /// The queue of each volume, by its index.
     pub queues: [QueueId; 2],
-    /// What each volume holds at the beginning.
+    /// The contents of each volume at the beginning.
     pub images: [Vec<u8>; 2],
 }
 
 impl TwoVolumes {
-    /// Volumes that hold `images`. The first one is as `first` makes it of the ordinary one.
+    /// Volumes that hold `images`. `first` adapts the first volume.
     ///
     /// # Panics
-    /// They cannot be made.
+    /// The rig cannot be made.
     #[must_use]
     pub fn new(
         cache: CacheMode,

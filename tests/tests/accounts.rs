@@ -1,4 +1,5 @@
-//! What one host, or strangers, may take of a real target, while another host logs in beside them.
+//! Limits on the resources that one host, or strangers, may take from a real target while another
+//! host logs in.
 //!
 //! `beside_each_other` measures:
 //! `cargo test -p rblk-tests --test accounts -- --ignored --nocapture`,
@@ -19,11 +20,11 @@ use rblk_tests::hostile::wire::{Hello, feature, status};
 use rblk_tests::lab::Witness;
 use rblk_tests::program::{Target, wait_for};
 
-/// How long one LOGIN may take beside an attack. They took up to 35 s.
+/// The longest LOGIN during an attack. LOGINs once took up to 35 s.
 const LOGIN_MAX: Duration = Duration::from_secs(2);
 /// Strangers: far more than there are places for them.
 const MEMBERS: u16 = 256;
-/// Connections that say they are of a session: more than there are places for them.
+/// Connections that name a session: more than there are places for them.
 const JOINERS: u16 = 300;
 
 struct Bed {
@@ -36,20 +37,20 @@ impl Bed {
     fn new(keys: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let party = Party::default();
-        // The address of the flag wins.
+        // The flag overrides this address.
         let listen = ["tcp://127.0.0.1:7721".to_owned()];
         let config = party.config_with(directory.path(), &listen, keys);
         let target = Target::start(directory.path(), &["--config", config.to_str().unwrap()]);
         Self { target, party, _directory: directory }
     }
 
-    /// Where the rogue comes in.
+    /// The rogue's entrance.
     fn door(&self) -> Door {
         self.party.door(&self.target.address, Transport::Tcp)
     }
 
-    /// The honest host logs in and leaves. Returns how long it took until it was in, and how often
-    /// it was refused before.
+    /// The honest host logs in and leaves. Returns the time until the LOGIN succeeded, and the
+    /// number of refusals before.
     fn log_in(&self, keys: &Credentials) -> (Duration, u32) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let identity = HostIdentity { id: HostId([1; 16]), name: Name::new("h").unwrap() };
@@ -80,7 +81,7 @@ impl Bed {
     }
 }
 
-/// A part of the sessions that a test fills in a moment.
+/// Few sessions, so that a test fills its share in a moment.
 const FEW: &str = "sessions_max = 64\n";
 
 #[test]
@@ -97,12 +98,12 @@ fn one_host_leaves_sessions_to_others() {
     };
     assert_eq!((status_of(&refused), held.len()), (Some(status::LIMIT_REACHED), 16));
     bed.logins(4).iter().for_each(|(_, refused)| assert_eq!(*refused, 0));
-    // They held no volume: nothing of them is kept for the lease of 30 s.
+    // These sessions held no volume, so the target keeps nothing of them for the lease of 30 s.
     drop(held);
     let begun = Instant::now();
     wait_for("their end", || bed.target.status().sessions.is_empty().then_some(()));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    // Also of many that come and go.
+    // Many sessions in sequence leave nothing, either.
     for _ in 0..100 {
         drop(door.login());
         wait_for("its end", || (bed.target.status().sessions.len() < 16).then_some(()));
@@ -125,7 +126,7 @@ fn a_known_host_logs_in_while_strangers_fill_every_place() {
 }
 
 #[test]
-fn unproven_joiners_keep_no_queue_of_the_host_out() {
+fn unproven_joiners_do_not_block_queues_of_the_host() {
     let bed = Bed::new("");
     let door = bed.door();
     let rogue = door.login();
@@ -144,7 +145,7 @@ fn unproven_joiners_keep_no_queue_of_the_host_out() {
     }
 }
 
-/// A host that does something again and again, in a thread of its own.
+/// A host that repeats an act in its own thread.
 struct Busy {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -188,7 +189,7 @@ fn print(what: &str, mut logins: Vec<(Duration, u32)>) {
 #[test]
 #[ignore = "a measurement"]
 fn beside_each_other() {
-    // As many as there is time for: of what stands for seconds, few.
+    // As many logins as the time permits: few if each takes seconds.
     let measure = |bed: &Bed, what: &str| {
         let keys = bed.party.honest();
         let (until, mut all) = (Instant::now() + Duration::from_secs(15), Vec::new());
@@ -201,7 +202,7 @@ fn beside_each_other() {
     measure(&bed, "alone");
     let door = bed.door();
     let busy = Busy::start(move || drop(door.try_login()));
-    // Until the old programs had no session left.
+    // The old programs had no session left after this time.
     std::thread::sleep(Duration::from_secs(8));
     measure(&bed, "(a) one host logs in and hangs up");
     println!("    {} logins of that host", busy.done.load(Ordering::Relaxed));

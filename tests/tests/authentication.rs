@@ -1,5 +1,5 @@
-//! A target that asks for proof, as a process: who gets in, who does not, and what becomes of a
-//! session whose key is revoked.
+//! A target that asks for proof, as a process: the hosts that get in, the hosts that do not, and
+//! the end of a session when its key is revoked.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn write_with(directory: &Path, keys: &str, hosts: &[String]) {
     let key_file = directory.join("target.key");
     let volume = |name| format!("[[volume]]\nname = '{name}'\nstore = 'memory'\nsize = '1MiB'\n");
     let text = format!(
-        // A file must name an address; the flag of the test wins.
+        // A file must name an address; the flag of the test overrides it.
         "listen = ['tcp://127.0.0.1:1']\nauth = 'required'\nkey_file = '{}'\n{keys}{}{}{}",
         key_file.display(),
         volume("a"),
@@ -90,7 +90,7 @@ fn hosts_that_prove_their_keys_are_served() {
     assert_eq!((status.auth.as_str(), session.host.as_str()), ("required", "db1"));
     assert_eq!(session.key, Some(one.public().to_string()));
     assert_eq!((session.connections, status.strangers, status.unproven), (2, 0, 0));
-    // What the other may not do.
+    // Limits of the other host's rights.
     let refused = bed.client(&two, AccessMode::Exclusive).unwrap_err();
     assert!(refused.to_string().contains("a:ro"), "{refused}");
     let by_force =
@@ -112,7 +112,8 @@ impl Bed {
     }
 }
 
-/// Without TLS in this kernel, nobody is said to be encrypted, and nobody who asks for it goes on.
+/// Without TLS in this kernel, no session is shown as encrypted, and a host that requires
+/// encryption is refused.
 #[test]
 fn data_over_tcp_is_encrypted_where_the_kernel_can() {
     let can = kernel_has_tls();
@@ -167,7 +168,7 @@ fn a_target_that_must_encrypt_does_so_or_does_not_start() {
 }
 
 #[test]
-fn nobody_else_gets_in() {
+fn hosts_without_a_valid_key_are_refused() {
     let known = SecretKey::generate().unwrap();
     let bed = Bed::new(&[host("db1", &known, "'*:rw'")]);
     let mut held = bed.client(&known, AccessMode::Exclusive).unwrap();
@@ -212,7 +213,7 @@ fn a_revoked_key_ends_its_session_at_once() {
     bed.client(&two, AccessMode::Exclusive).unwrap().logout();
 }
 
-/// More than the target lets wait for their LOGIN at a time, as after the boot of a host.
+/// More readers than the target lets wait for their LOGIN at a time, as after the boot of a host.
 #[test]
 fn many_readers_of_one_host_log_in_at_once() {
     const READERS: usize = 40;

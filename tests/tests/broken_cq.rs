@@ -1,5 +1,5 @@
-//! Completion queues that break, as after an overrun or when a device is gone: who is on them ends
-//! and comes back by another, and no other queue notices.
+//! Completion queues that break, as after an overrun or after the loss of a device: their
+//! connections end and come back by another one, and no other queue notices.
 
 use rblk_fabric::WcStatus;
 use rblk_initiator::engine::PathEnd;
@@ -56,13 +56,13 @@ impl Two {
         Self { rig, image, sessions, queues, reads: [0; 2] }
     }
 
-    /// Both queues have reads outstanding, always; each has to be right.
+    /// Both queues always have reads outstanding. Each read must return the right bytes.
     fn step(&mut self) {
         for (at, queue) in self.queues.into_iter().enumerate() {
             for tag in 0..4u16 {
                 let from = (self.reads[at] * 7 + usize::from(tag) * 31) * 512 % (BYTES - IO);
                 let io = self.rig.request(queue, IoOp::Read, from as u64, IO as u64);
-                // In use, or it begins.
+                // The tag is in use, or the request begins.
                 let _ = self.rig.submit(queue, Tag(tag), io);
             }
         }
@@ -95,7 +95,7 @@ fn a_target_goes_on_by_its_other_devices() {
         two.until("reads by both", |two| two.reads.iter().all(|reads| *reads > 20));
         two.rig.break_cq(0, 0, how);
         if how == CqFault::Arm {
-            // As the thread does before it sleeps.
+            // The thread arms its CQs before it sleeps.
             two.rig.group_mut().arm();
         }
         let queues = two.queues;
@@ -104,15 +104,15 @@ fn a_target_goes_on_by_its_other_devices() {
         let before = two.reads[1];
         two.until("the QPs to be destroyed", |two| two.rig.cq_news(0, 0).gone == 1);
         two.until("the other to go on", |two| two.reads[1] > before + 100);
-        // Asked once, told once: not in each turn.
+        // Asked once and reported once, not in each turn.
         let news = two.rig.cq_news(0, 0);
         assert_eq!((news.broken, news.gone, news.asked), (1, 1, 1), "{how:?}");
         assert_eq!(two.rig.connections(two.sessions[0]), 0, "{how:?}");
-        // Whom control sends there by mistake is refused, and told of.
+        // A connection that control sends there by mistake is refused and reported.
         two.rig.reconnect(queues[0]).expect("a try");
         let session = two.sessions[0];
         two.until("the refusal", |two| two.rig.connections(session) == 0);
-        // The device is made to work again: its place is taken by another CQ.
+        // The device is repaired: another CQ takes the place.
         two.rig.mend_cq(0, 0).expect("a CQ");
         two.rig.reconnect(queues[0]).expect("a path");
         let before = two.reads[0];

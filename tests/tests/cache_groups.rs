@@ -1,6 +1,6 @@
 //! One volume, several poll groups: commands over stripes of several shards, discards that hold
-//! ranges at all of them, connections that die meanwhile, and memory of one shard that another's
-//! connection has.
+//! ranges at all of them, connections that die meanwhile, and memory of one shard that another
+//! group's connection has.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use rblk_tests::storm::{Mix, Storm, StormOptions, VOLUME, is_long, seeds};
 const CACHED: [CacheMode; 2] = [CacheMode::WriteThrough, CacheMode::WriteBack];
 const MIB: usize = 1 << 20;
 
-/// A rig whose poll groups share a disk.
+/// A rig with a disk that its poll groups share.
 fn rig(
     options: RigOptions,
     cache: CacheMode,
@@ -54,7 +54,7 @@ fn submit(rig: &mut Rig<CrashStore>, queue: QueueId, tag: u16, op: IoOp, at: usi
     rig.submit(queue, Tag(tag), io).expect("a free tag");
 }
 
-/// Waits for so many outcomes, all of which are good.
+/// Waits for `count` outcomes, all of them good.
 fn finish(rig: &mut Rig<CrashStore>, count: usize, what: &str) {
     let mut all = Vec::new();
     let done = rig.run(PATIENCE, |rig| {
@@ -88,7 +88,7 @@ fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionIndex], what: &str) {
     for session in sessions {
         rig.new_epoch(*session).expect("connections end");
     }
-    // What went back to a shard of another group is under way for a step or two.
+    // Memory on its way back to another group's shard needs a step or two.
     let idle = |rig: &mut Rig<CrashStore>| {
         rig.groups_mut().all(|group| {
             let shard = group.shard();
@@ -104,7 +104,7 @@ fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionIndex], what: &str) {
 }
 
 #[test]
-fn the_longest_commands_at_every_cut_of_a_stripe() {
+fn the_longest_commands_work_at_every_cut_of_a_stripe() {
     let io = 4 * MIB;
     for groups in [1, 2, 3] {
         for cache in CACHED {
@@ -130,7 +130,7 @@ fn the_longest_commands_at_every_cut_of_a_stripe() {
                 model[at..at + io].copy_from_slice(&data);
                 let from = at + MIB / 4;
                 assert!(read(&mut rig, reader, from, io) == model[from..from + io], "{}", what(at));
-                // The parts in between go, and a part of a block at either end.
+                // Discards the blocks in between, and a part of a block at either end.
                 let (from, to) = (at + MIB - 1024, at + 3 * MIB + 512);
                 run(&mut rig, reader, IoOp::Discard, from, to - from);
                 model[from..to].fill(0);
@@ -185,7 +185,7 @@ fn storms(count: u64) -> std::ops::Range<u64> {
 }
 
 #[test]
-fn requests_over_several_stripes_meet() {
+fn overlapping_requests_over_several_stripes_agree_with_the_oracle() {
     let mix = Mix { flush: 30, erase: 40, fua: 200, begins: 3, pause: 30 };
     storms(6).for_each(|seed| storm(seed, mix, 160));
 }
@@ -196,8 +196,8 @@ fn discards_over_many_stripes_do_not_wait_for_each_other_for_ever() {
     storms(6).for_each(|seed| storm(seed, mix, 300));
 }
 
-/// A connection whose discard holds the range at none, some or all of the shards, or is with the
-/// store, ends. Returns whether the discard was answered before.
+/// Ends a connection while its discard holds the range at none, some or all of the shards, or is at
+/// the store. Returns whether the discard was answered before.
 fn killed_after(steps: u64, groups: usize, cache: CacheMode) -> bool {
     let what = format!("cut after {steps} steps, {groups} groups, {cache:?}");
     let image = pattern(5, 4 * MIB);
@@ -251,7 +251,7 @@ fn killed_after(steps: u64, groups: usize, cache: CacheMode) -> bool {
     let answered = outcomes.iter().any(|outcome| outcome.queue == killed);
     let ended = outcomes.len() - usize::from(answered);
     rig.wire(killed).expect("a path").cut();
-    // Another that wants to hold the same, and one that wants a part of it.
+    // Another discard of the same range, and a write of a part of it.
     submit(&mut rig, other, 1, IoOp::WriteZeroes, MIB / 2, 3 * MIB);
     submit(&mut rig, other, 2, IoOp::Write, 2 * MIB, 64 << 10);
     finish(&mut rig, 2 + groups - ended, &what);
@@ -285,15 +285,15 @@ fn a_connection_that_dies_holds_no_range() {
     }
 }
 
-/// A shard is short of memory that was sent to another group's connection. Nothing more happens on
-/// that one, so only its group can find out that the data has left.
+/// A shard is short of memory that another group's connection has sent. That connection is idle
+/// since, so only its group can find out that the data has left.
 #[test]
 fn memory_that_another_group_has_sent_comes_back() {
     for cache in CACHED {
         let io_max_bytes = 64 << 10;
         let options = RigOptions {
             groups: 2,
-            // Too little for one request beside what is lent.
+            // Too little for one request beside the lent memory.
             arena_bytes: 2 * (96 << 10),
             io_max_bytes,
             ..RigOptions::default()
@@ -320,7 +320,7 @@ fn memory_that_another_group_has_sent_comes_back() {
             rig.fill_buffer(second, Tag(tag), &[0xee; 64 << 10]);
             submit(&mut rig, second, tag, IoOp::Read, at, 64 << 10);
         }
-        // One request of a session may take memory however much it is.
+        // One request of a session may always take memory.
         let all = rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 1);
         assert!(all.is_ok(), "{cache:?}: {rig:?}");
         assert_eq!(lent(&mut rig), [0, 0]);
@@ -350,9 +350,9 @@ fn places(
     (0..4).map(|quarter| all[quarter * part + random.index(part)]).collect()
 }
 
-/// Discards and zeroing over several stripes by one group, and what others do as soon as they are
-/// answered, though their groups sleep through turns and have a lot to read: no read finds the old
-/// bytes, and no write is lost.
+/// Discards and zeroing over several stripes by one group, and requests of other groups as soon as
+/// they are answered. The groups sleep through turns and have much mail to read: still no read
+/// finds old bytes, and no write is lost.
 fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
     let what = format!("seed {seed}, {groups} groups, {cache:?}, then {then:?}");
     let mut random = Random::new(seed);
@@ -378,7 +378,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
         let mut asked = Vec::new();
         for (at, (_, queue)) in queues.iter().enumerate().filter(|(at, _)| *at != by) {
             for (tag, place) in (0u16..).zip(places(from..to, at, groups, &mut random)) {
-                // Cached, and something else than zeros, which perhaps is dirty.
+                // Cached, not zero, and perhaps dirty.
                 let data = pattern(random.within(1, 1 << 40), 4096);
                 write(&mut rig, *queue, place, &data, random.chance(500));
                 assert!(read(&mut rig, *queue, place, 4096) == data, "{what}");
@@ -392,8 +392,8 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
             steps += 1;
             assert!(steps < PATIENCE, "{what}, round {round}: {rig:?}");
             if then == IoOp::Write && steps < 100 {
-                // More than a group reads in a turn: what it is told by the way comes later than
-                // what its own connections ask.
+                // More mail than a group reads in a turn: messages of other groups come after the
+                // requests of its own connections.
                 let peers = rig.groups_mut().nth(by).expect("a group").peers_mut();
                 for other in (0..groups).filter(|other| *other != by) {
                     (0..2000).for_each(|_| peers.send(other, PeerMail::Prove(SlotsOf::All)));
@@ -403,7 +403,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
         }
         finish(&mut rig, 1, &what);
         model[from..to].fill(0);
-        // Answered: everybody may rely on it.
+        // After the answer every group must see the zeros.
         for (queue, tag, at) in &asked {
             let data = pattern(random.within(1, 1 << 40), 4096);
             rig.fill_buffer(*queue, Tag(*tag), &data);
@@ -417,7 +417,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
             let data = rig.buffer(*queue, Tag(*tag), 4096);
             assert!(data == model[*at..*at + 4096], "{what}, round {round}: old data at {at}");
         }
-        // Whatever is still on its way between the groups arrives.
+        // Mail still on its way between the groups arrives.
         for _ in 0..50 {
             rig.step();
         }
@@ -433,7 +433,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
 }
 
 #[test]
-fn what_was_erased_is_read_by_no_group() {
+fn erased_blocks_are_read_by_no_group() {
     for seed in seeds(if is_long() { 20 } else { 2 }) {
         for groups in [2, 3] {
             for cache in CACHED {
@@ -444,16 +444,16 @@ fn what_was_erased_is_read_by_no_group() {
 }
 
 #[test]
-fn what_is_written_after_it_was_erased_stays() {
+fn writes_after_an_erase_stay() {
     for seed in seeds(if is_long() { 20 } else { 2 }) {
         for groups in [2, 3] {
-            // Where it is acknowledged from memory.
+            // Write-back acknowledges from memory.
             erased_under_others(seed, groups, CacheMode::WriteBack, IoOp::Write);
         }
     }
 }
 
-/// A discard that the store fails: its holds end all the same, before it is answered.
+/// A discard that fails at the store: its holds end before the answer.
 #[test]
 fn a_failed_discard_holds_no_range() {
     for cache in CACHED {
@@ -478,13 +478,12 @@ fn a_failed_discard_holds_no_range() {
             assert!(ended.is_ok(), "{cache:?}: {rig:?}");
             let outcomes = rig.take_outcomes();
             assert_eq!(outcomes[0].result, -(Errno::EIO as i32), "{cache:?}");
-            // Held by nobody now: what has to go to the store does.
+            // No hold is left: a durable write reaches the store.
             write(&mut rig, writer, 2 * MIB, &data, true);
         }
         rig.store_mut().set_faults(Vec::new());
         run(&mut rig, writer, IoOp::Flush, 0, 0);
-        // What a failed discard leaves of a range nobody can say, but of what was dirty or written
-        // since.
+        // After a failed discard the range is undefined, except for dirty blocks and later writes.
         let stored = rig.store_mut().durable(VOLUME);
         let dirty = (cache == CacheMode::WriteBack).then_some(MIB);
         for at in [2 * MIB].into_iter().chain(dirty) {
@@ -494,9 +493,9 @@ fn a_failed_discard_holds_no_range() {
     }
 }
 
-/// Nothing is asked of a group that has ended: those who have connections are first.
+/// A group that has ended is asked for nothing: groups with connections end first.
 #[test]
-fn a_group_ends_when_nobody_can_ask_it_any_more() {
+fn a_group_ends_after_all_groups_with_connections() {
     for groups in [2, 3] {
         for cache in CACHED {
             for seed in seeds(if is_long() { 40 } else { 4 }) {
@@ -514,14 +513,14 @@ fn a_group_ends_when_nobody_can_ask_it_any_more() {
                     StoreConditions { delay_min: 1, delay_max: 30, ..StoreConditions::default() };
                 let mut rig = rig(options, cache, &model, delays);
                 let (session, only) = queue(&mut rig, QueueOptions::default());
-                // Acknowledged, in every shard.
+                // Acknowledged writes in every shard.
                 for stripe in 0..4 {
                     let at = stripe * MIB + random.index(16) * (64 << 10);
                     let data = pattern(random.within(0, u64::from(u32::MAX)), 64 << 10);
                     write(&mut rig, only, at, &data, false);
                     model[at..at + (64 << 10)].copy_from_slice(&data);
                 }
-                // On its way when the end comes.
+                // Reads under way at the end.
                 for tag in 0..8u16 {
                     let at = usize::from(tag) * (MIB / 2) + 4096;
                     submit(&mut rig, only, tag, IoOp::Read, at, 128 << 10);
@@ -551,7 +550,7 @@ fn a_group_ends_when_nobody_can_ask_it_any_more() {
     }
 }
 
-/// What a group has to say is said before it ends, also to one that does not read for a while.
+/// A group sends all its mail before it ends, also to a group that does not read for a while.
 #[test]
 fn a_group_ends_when_its_mail_is_sent() {
     let options = RigOptions { groups: 2, ..RigOptions::default() };
@@ -561,7 +560,8 @@ fn a_group_ends_when_its_mail_is_sent() {
     let now = Instant::now();
     let mut groups: Vec<_> = rig.groups_mut().collect();
     let [deaf, talker] = &mut groups[..] else { panic!("two groups") };
-    // The first has said that it has no connections; it does not get that of the other.
+    // The first group has reported that it has no connections; it does not yet read the mail of the
+    // other.
     deaf.turn(now);
     (0..5000).for_each(|_| talker.peers_mut().send(0, PeerMail::Prove(SlotsOf::All)));
     for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! A volume has its part of the cache, and no more: of the poll groups together, also of what is
-//! dirty, and also if the maximum changes while it is used.
+//! A volume gets its share of the cache, and no more: in all poll groups together, dirty blocks
+//! included, and also when the maximum changes while the volume is used.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ struct World {
 }
 
 impl World {
-    /// Two volumes over an arena of 8 MiB in two poll groups. The first one has at most so much.
+    /// Two volumes over an arena of 8 MiB in two poll groups, with a maximum for the first one.
     fn new(cache: CacheMode, cache_max_bytes: Option<u64>) -> Self {
         let images = [pattern(1, 32 * MIB), pattern(2, 4 * MIB)];
         let TwoVolumes { rig, queues, images } =
@@ -45,7 +45,7 @@ impl World {
         assert!(done.is_ok() && all[0].result >= 0, "{op:?} at {from}: {all:?}");
     }
 
-    /// Reads the first bytes of a volume. Returns how often a store was asked.
+    /// Reads the first bytes of a volume. Returns the number of ops at the store.
     fn read(&mut self, volume: VolumeIndex, bytes: usize) -> u64 {
         let (at, before) = (usize::from(volume.0), self.rig.store_mut().ops());
         for from in (0..bytes).step_by(IO) {
@@ -56,7 +56,7 @@ impl World {
         self.rig.store_mut().ops() - before
     }
 
-    /// Writes the first bytes of the first volume anew, and reads them.
+    /// Writes new bytes to the beginning of the first volume, and reads them back.
     fn write(&mut self, bytes: usize, seed: u64) {
         let new = pattern(seed, bytes);
         for from in (0..bytes).step_by(IO) {
@@ -68,7 +68,7 @@ impl World {
         self.run(SCANNED, IoOp::Flush, 0, 0);
     }
 
-    /// The first volume has at most so much from now on.
+    /// Sets the maximum of the first volume.
     fn bound(&mut self, cache_max_bytes: Option<u64>) {
         let volume = Volume { cache_max_bytes, ..Volume::clone(&self.rig.volumes()[0]) };
         let volume = Arc::new(volume);
@@ -84,7 +84,7 @@ impl World {
 
     /// Bytes of a volume in the cache, all poll groups together.
     fn cached(&mut self, volume: VolumeIndex) -> u64 {
-        // All counters are told.
+        // Publishes all counters.
         let _ = self.rig.target_counts();
         self.rig.published(volume).0.cached_bytes
     }
@@ -127,7 +127,7 @@ fn a_lower_maximum_counts_at_once() {
 }
 
 #[test]
-fn what_is_written_to_a_volume_at_its_maximum_is_all_there() {
+fn writes_to_a_volume_at_its_maximum_are_kept() {
     for cache in CACHED {
         let mut world = World::new(cache, Some(1 << 20));
         for (round, max) in

@@ -24,7 +24,7 @@ struct World {
 }
 
 impl World {
-    /// Two volumes over an arena of 8 MiB in two poll groups. The first one keeps so much.
+    /// Two volumes over an arena of 8 MiB in two poll groups, with a minimum for the first one.
     fn new(cache: CacheMode, cache_min_bytes: u64) -> Self {
         let images = [pattern(1, 4 * MIB), pattern(2, 32 * MIB)];
         let TwoVolumes { rig, queues, images } =
@@ -32,7 +32,7 @@ impl World {
         Self { rig, queues, images }
     }
 
-    /// Reads the first bytes of a volume. Returns how often a store was asked.
+    /// Reads the first bytes of a volume. Returns the number of ops at the store.
     fn read(&mut self, volume: VolumeIndex, bytes: usize) -> u64 {
         let (at, before) = (usize::from(volume.0), self.rig.store_mut().ops());
         for from in (0..bytes).step_by(IO) {
@@ -50,7 +50,7 @@ impl World {
         self.rig.store_mut().ops() - before
     }
 
-    /// The first volume keeps so much from now on.
+    /// Sets the minimum of the first volume.
     fn keep(&mut self, cache_min_bytes: u64) {
         let volume = Volume { cache_min_bytes, ..Volume::clone(&self.rig.volumes()[0]) };
         let volume = Arc::new(volume);
@@ -65,8 +65,8 @@ impl World {
     }
 }
 
-/// How often a store is asked for the first volume after it was read once and the other one was
-/// scanned. The minimum becomes another one before the last scan.
+/// Ops at the store for the first volume, after it was read once and the other volume was scanned.
+/// The minimum changes before the last scan.
 fn asked_after(cache: CacheMode, mins: [u64; 2]) -> u64 {
     let mut world = World::new(cache, mins[0]);
     assert!(world.read(KEEPS, 2 * MIB) > 0, "{cache:?}: nothing is cached yet");

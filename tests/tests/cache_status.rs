@@ -1,4 +1,4 @@
-//! What the target tells of its cache: per volume and in all, after I/O that uses every part of it.
+//! The target's cache counters: per volume and in all, after I/O that uses every part of the cache.
 //! `RBLK_SEED=N` runs one seed alone.
 
 use std::process::Command;
@@ -105,7 +105,7 @@ fn volume_of(mode: CacheMode) -> VolumeIndex {
 }
 
 #[test]
-fn each_number_counts_what_it_says() {
+fn each_counter_counts_its_event() {
     for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut bench = Bench::new(1, 1);
         let volume = volume_of(mode);
@@ -122,14 +122,14 @@ fn each_number_counts_what_it_says() {
         assert_eq!(bench.counts(volume), expected, "{mode:?}");
         assert_eq!(bench.counts(volume).hit_ratio(), Some(0.75), "{mode:?}");
 
-        // Half of it was cached.
+        // Half of the range was cached.
         let write = 4 * BLOCK;
         assert_eq!(bench.io(volume, IoOp::Write, 2 * BLOCK, write), ok(write));
         expected.cached_bytes = 6 * BLOCK;
         expected.dirty_bytes = if mode == CacheMode::WriteBack { write } else { 0 };
         assert_eq!(bench.counts(volume), expected, "{mode:?}");
 
-        // Elsewhere, so that a write-through write that fails costs the cache nothing.
+        // In write-through mode another range, so that the failed write costs the cache nothing.
         let place = if mode == CacheMode::WriteBack { 2 } else { 32 } * BLOCK;
         bench.rig.store_mut().fail_next(Kind::Write, place, Errno::ENOSPC);
         let failed = match mode {
@@ -150,7 +150,7 @@ fn each_number_counts_what_it_says() {
         expected.cached_bytes = 3 * BLOCK;
         assert_eq!(bench.counts(volume), expected, "{mode:?}");
 
-        // More than there is memory: this volume's blocks leave for the other's.
+        // More than the memory: blocks of this volume make room for the other's.
         let other = volume_of(if mode == CacheMode::WriteBack {
             CacheMode::WriteThrough
         } else {
@@ -169,8 +169,8 @@ fn each_number_counts_what_it_says() {
 }
 
 #[test]
-fn volumes_add_up_to_the_target_whatever_happens() {
-    // What the seeds together must have seen, or the sums prove nothing.
+fn counters_of_volumes_add_up_to_those_of_the_target() {
+    // The seeds together must have seen each of these, or the sums prove nothing.
     let mut seen = VolumeCounts::default();
     let seeds = seeds(12);
     for seed in seeds.clone() {
@@ -191,7 +191,7 @@ fn volumes_add_up_to_the_target_whatever_happens() {
                 _ => IoOp::Read,
             };
             let blocks = VOLUME_BYTES / 512;
-            // Half of it where it was before.
+            // Half of the requests repeat an earlier range.
             let end = if random.index(2) == 0 { 256 } else { blocks - 64 };
             let first = random.within(0, end);
             let (offset, len) = match op {
@@ -219,9 +219,9 @@ fn volumes_add_up_to_the_target_whatever_happens() {
     assert!(seeds.end - seeds.start == 1 || all.iter().all(|n| *n > 0), "not exercised: {seen:?}");
 }
 
-/// After a busy turn only a few volumes are told of; before a sleep, all of them.
+/// After a busy turn a group publishes only a few volumes; before a sleep, all of them.
 #[test]
-fn every_volume_is_told_of_in_turn() {
+fn every_volume_is_published_in_turn() {
     const COUNT: u16 = 20;
     let volumes = vec![
         VolumeSpec {
@@ -286,7 +286,7 @@ fn a_running_target_shows_its_cache() {
     client.write(0, &pattern(1, 8192));
     client.read(0, 4096);
     client.read(4096, 8192);
-    // A busy thread tells at the end of a turn, which may be after its answer came here.
+    // A busy thread publishes at the end of a turn, perhaps after its answer arrived here.
     let status = wait_for("the counters", || {
         Some(target.status()).filter(|s| s.total.cache_hits + s.total.cache_misses == 3)
     });
@@ -303,8 +303,8 @@ fn a_running_target_shows_its_cache() {
             (CacheMode::None, false),
         ]
     );
-    // The same of each volume, one number after the other; and a turn tells of the lookup before
-    // the block that missed came from the store.
+    // The counters of each volume follow one after the other. A turn publishes the lookup before
+    // the missing block comes from the store.
     let expected = VolumeCounts {
         hits: 2,
         misses: 1,

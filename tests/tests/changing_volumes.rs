@@ -1,6 +1,6 @@
 //! A volume that changes while requests are under way, in the steps that control would order, over
-//! the in-memory network: nothing that was acknowledged is lost, every request is answered by the
-//! volume as it was or as it is, and what is dirty is in the store before the volume goes.
+//! the in-memory network. No acknowledged write is lost. Every request meets the old or the new
+//! volume. Dirty blocks are in the store before the volume goes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::storm::{VOLUME, is_long, seeds};
 
 const MIB: usize = 1 << 20;
-/// Of the disk. The volume has some of it.
+/// Bytes of the disk. The volume covers a part of it.
 const DISK: usize = 6 * MIB;
 const DEPTH: u16 = 16;
-/// The range of one request.
+/// Bytes of one request.
 const IO: usize = 8192;
 const EROFS: i32 = -30;
 
@@ -30,9 +30,9 @@ struct Asked {
     op: IoOp,
     at: usize,
     data: Vec<u8>,
-    // The volume refused writes at some time since.
+    // The volume has refused writes at some time since.
     frozen: bool,
-    // Its connection ended, so it may have been done, and its answer lost.
+    // Its connection ended, so the request may have been done, and its answer lost.
     cut: bool,
 }
 
@@ -41,11 +41,11 @@ struct World {
     session: SessionIndex,
     queue: QueueId,
     random: Random,
-    // What the volume has to hold, also where it is too short at the moment.
+    // The bytes that the volume must have, also beyond its present end.
     model: Vec<u8>,
     asked: BTreeMap<u16, Asked>,
     volume: Volume,
-    // Shortest that it was since the oldest request came.
+    // The smallest size of the volume since the oldest request.
     shortest: usize,
     counts: (usize, usize, usize),
 }
@@ -120,7 +120,8 @@ impl World {
             let Asked { op, at, data, frozen, cut } =
                 self.asked.remove(&tag).expect("it was asked");
             if cut && op == IoOp::Write && outcome.result < 0 {
-                // It is refused now. What it did before is on the disk: it was written back then.
+                // The write is refused now. An earlier attempt may have changed the disk, and was
+                // written back.
                 let disk = self.rig.store_mut().bytes(VOLUME);
                 self.model[at..at + IO].copy_from_slice(&disk[at..at + IO]);
             }
@@ -144,7 +145,7 @@ impl World {
         }
     }
 
-    /// Goes on with requests for so many steps.
+    /// Runs `steps` steps with requests.
     fn work(&mut self, steps: usize) {
         for _ in 0..steps {
             self.submit();
@@ -153,7 +154,7 @@ impl World {
         }
     }
 
-    /// Does a step of a change, while requests go on.
+    /// Runs a step of a change, beside requests.
     fn step(&mut self, step: Step) {
         self.step_of(&Arc::new(self.volume.clone()), step);
     }
@@ -200,7 +201,7 @@ impl World {
         self.access();
     }
 
-    /// Closes the volume, and looks whether the disk has everything that was acknowledged.
+    /// Closes the volume, and checks that the disk has every acknowledged write.
     fn close(&mut self) {
         self.step(Step::Close);
         self.asked.values_mut().for_each(|asked| asked.cut = true);
@@ -220,7 +221,7 @@ impl World {
         self.rig.reconnect(self.queue).expect("a path");
     }
 
-    /// Another size or another cache mode.
+    /// Changes the size or the cache mode.
     fn reshape(&mut self) {
         self.close();
         if self.random.chance(500) {
@@ -236,7 +237,7 @@ impl World {
         self.open_again();
     }
 
-    /// The volume goes, and comes again.
+    /// Removes the volume and adds it again.
     fn replace(&mut self) {
         self.close();
         self.step(Step::Quiet);

@@ -1,5 +1,5 @@
-//! `rblk-target check`, and what the programs say at once: while the target runs, without the right
-//! to ask it, and of errors that have causes.
+//! `rblk-target check`, and messages that programs print at once: while the target runs, without
+//! the right to ask it, and for errors with causes.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ fn store(dir: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// A configuration that says what the flags of [`Target::start`] say.
+/// A configuration with the same values as the flags of [`Target::start`].
 fn config(dir: &Path, rest: &str) -> PathBuf {
     let port = free_port();
     let path = dir.join("target.toml");
@@ -54,10 +54,10 @@ fn the_configuration_of_a_running_target_is_in_order() {
         ended.stdout.lines().collect::<Vec<_>>(),
         [&*line, "o: ok, 256 blocks of 4096 bytes"]
     );
-    // Under another name, the next start would fail.
+    // Under another name the next start would fail.
     let renamed = config(dir.path(), &volume("w", &mine));
     assert_refused(&check(&renamed), 9, &["volume `w`: ", "v.img: in use by process"]);
-    // Held by somebody else: at once, and every volume is judged.
+    // Another process holds the store: the check reports that at once, and judges every volume.
     let elsewhere = tempfile::tempdir().unwrap();
     let path = config(elsewhere.path(), &(volume("v", &mine) + &volume("o", &other)));
     let ended = check(&path);
@@ -157,7 +157,7 @@ fn both_families_reach_a_target_on_every_address() {
 }
 
 #[test]
-fn a_taken_port_is_said_once() {
+fn a_taken_port_is_reported_once() {
     let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp://{}", listener.local_addr().unwrap());
@@ -170,7 +170,7 @@ fn a_taken_port_is_said_once() {
 }
 
 #[test]
-fn a_wait_for_a_store_is_said() {
+fn a_wait_for_a_store_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let mine = store(dir.path(), "v.img");
     let volume = format!("v={}", mine.display());
@@ -185,7 +185,7 @@ fn a_wait_for_a_store_is_said() {
 }
 
 #[test]
-fn a_number_without_a_unit_and_one_out_of_range_are_told_how() {
+fn a_bad_number_is_refused_with_the_right_form() {
     let mount = |args: &[&str]| {
         let mut command = Command::new(program("rblk-initiator"));
         run(command.args(["mount", "tcp://127.0.0.1:1", "v"]).args(args))

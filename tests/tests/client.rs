@@ -21,7 +21,7 @@ const BLOCK: usize = 4096;
 const MIB: usize = 1 << 20;
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A target with a volume `v` in a file, and how it is started again.
+/// A target with a volume `v` in a file, and the arguments to start it again.
 fn start(dir: &Path, cache: &str) -> (Target, Vec<String>) {
     let (path, file) = (dir.join("v.img"), dir.join("target.toml"));
     std::fs::write(&path, vec![0; 4 * MIB]).unwrap();
@@ -86,7 +86,8 @@ fn bytes(buffer: &Buffer, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// No session is left, because the target was told. None would end by itself: a lease is longer.
+/// Checks that no session is left because each logged out. None would end by itself: a lease is
+/// longer.
 #[track_caller]
 fn assert_ended(target: &Target) {
     wait_for("the end of the sessions", || target.status().sessions.is_empty().then_some(()));
@@ -102,8 +103,8 @@ fn the_example_of_the_documentation_runs() {
     assert!(lines <= 45, "{lines} lines are no short example");
 }
 
-/// Random requests over a part of the volume, many at once, against a model of it. Ranges of
-/// requests that are under way do not overlap.
+/// Random requests over a part of the volume, many at once, compared with a model of it. The ranges
+/// of requests under way do not overlap.
 fn exercise(queue: &mut Queue, first: usize, blocks: usize, seed: u64, rounds: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut below = |most: usize| usize::try_from(random.below(most as u64)).unwrap();
@@ -190,7 +191,7 @@ fn queues_in_threads_of_their_own_read_what_was_written() {
 }
 
 #[test]
-fn no_end_copies_the_data_of_a_read_that_the_cache_has() {
+fn no_end_copies_the_data_of_a_cached_read() {
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path(), "write-back");
     let mut volume = open(&target);
@@ -242,7 +243,7 @@ fn requests_wait_for_a_target_that_was_killed() {
             }
         }
         assert!(read(&mut queue, BLOCK, BLOCK) == pattern(round, BLOCK));
-        // Another thread says so.
+        // Another thread sets the state.
         wait_for("the path", || (volume.state() == State::Connected).then_some(()));
     }
     assert!(queue.counts().paths_lost >= 3);
@@ -264,7 +265,7 @@ fn retained_writes_survive_a_target_that_loses_its_memory() {
         assert_eq!(volume.unflushed_writes(), 1);
         target.kill();
         target.start_again(dir.path(), &words(&args));
-        // Both queues have to be driven: what they retain is asked of them.
+        // Both queues must be driven: the retained writes of each are needed.
         let deadline = Instant::now() + DEADLINE;
         queue.submit(Request::flush()).unwrap();
         let mut done = Vec::new();
@@ -281,8 +282,8 @@ fn retained_writes_survive_a_target_that_loses_its_memory() {
     }
 }
 
-/// What a queue retained goes with it, and with that the order of the writes: they count as lost,
-/// and no older data is written over newer data.
+/// A dropped queue takes its retained writes along, and the order of the writes. They count as
+/// lost, and no older data is written over newer data.
 #[test]
 fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -306,7 +307,7 @@ fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     assert_eq!(next(&mut queue).result.unwrap_err().errno(), 5);
     assert_eq!(volume.losses(), 1);
     assert!(read(&mut queue, 0, BLOCK) == newer, "older data was written over durable data");
-    // Told once; the queue that is left goes on, and retains.
+    // The loss is reported once. The remaining queue works on, and retains.
     let kept = pattern(11, BLOCK);
     write(&mut queue, 0, &kept);
     target.kill();
@@ -316,9 +317,9 @@ fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     assert!(read(&mut queue, 0, BLOCK) == kept);
 }
 
-/// Who opens the volume next knows nothing of writes that were not flushed, so none are left.
+/// The next user of the volume does not know of unflushed writes, so a close leaves none.
 #[test]
-fn what_was_written_is_durable_when_the_volume_is_closed() {
+fn writes_are_durable_when_the_volume_is_closed() {
     for close in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let (mut target, _) = start(dir.path(), "write-back");
@@ -353,7 +354,7 @@ fn a_host_that_lost_its_volume_is_fenced() {
     let mut taken = options(2).take_over().open().unwrap();
     let mut taker = taken.queue().unwrap();
     write(&mut taker, 0, &pattern(2, BLOCK));
-    // However often it tries.
+    // Every attempt fails.
     for _ in 0..3 {
         let buffer = queue.buffer().unwrap();
         queue.submit(Request::write(buffer, 0, BLOCK)).unwrap();
@@ -361,13 +362,13 @@ fn a_host_that_lost_its_volume_is_fenced() {
         let error = done.result.unwrap_err();
         assert!(error.is_fenced() && done.buffer.is_some(), "{error}");
     }
-    // Queues learn of it a moment before the volume says so.
+    // Queues are fenced a moment before the volume's state changes.
     wait_for("a state", || (volume.state() == State::Fenced).then_some(()));
     assert!(read(&mut taker, 0, BLOCK) == pattern(2, BLOCK));
 }
 
 #[test]
-fn what_cannot_be_submitted_comes_back_with_its_buffer() {
+fn a_refused_request_comes_back_with_its_buffer() {
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path(), "none");
     let mut config = config(&target);
@@ -394,12 +395,12 @@ fn what_cannot_be_submitted_comes_back_with_its_buffer() {
         let buffer = buffer.take().or_else(|| queue.buffer()).unwrap();
         queue.submit(Request::read(buffer, 0, BLOCK)).unwrap();
     }
-    // The tags are used up, and the spare buffer is not.
+    // All tags are used, but a spare buffer is left.
     let spare = queue.buffer().unwrap();
     assert!(queue.buffer().is_none());
     let refused = queue.submit(Request::read(spare, 0, BLOCK)).unwrap_err();
     assert_eq!(refused.reason, Reason::Full { depth: 8 });
-    // Beyond the end: the target says so.
+    // Beyond the end: the target refuses.
     while queue.under_way() > 0 {
         queue.wait(&mut Vec::new(), MOMENT).unwrap();
     }
@@ -434,7 +435,7 @@ fn a_thread_may_sleep_among_descriptors_of_its_own() {
     assert!(slept > 0, "the descriptor never woke anybody");
 }
 
-/// Without keys nobody is taken for somebody else, not even a program of the same host.
+/// Without keys no two users count as the same one, not even programs of one host.
 #[test]
 fn two_users_of_one_host_do_not_fence_each_other_by_accident() {
     let dir = tempfile::tempdir().unwrap();
@@ -442,7 +443,7 @@ fn two_users_of_one_host_do_not_fence_each_other_by_accident() {
     let mut volume = open(&target);
     let mut queue = volume.queue().unwrap();
     write(&mut queue, 0, &pattern(1, BLOCK));
-    // The first one waits for its target, which does not hear of it for the time being.
+    // The first user waits for its target, and tries again only after a long delay.
     target.kill();
     queue.wait(&mut Vec::new(), MOMENT).unwrap();
     wait_for("the loss", || (volume.state() == State::Reconnecting).then_some(()));
@@ -458,7 +459,7 @@ fn two_users_of_one_host_do_not_fence_each_other_by_accident() {
     wait_for("the path", || (volume.state() == State::Connected).then_some(()));
 }
 
-/// In which state of a request everything is dropped.
+/// The state of a request in which everything is dropped.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Opened,
@@ -469,7 +470,7 @@ enum At {
     Reconnected,
 }
 
-/// What is dropped, one after the other.
+/// The parts, dropped one after the other.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Part {
     Volume,
@@ -506,7 +507,7 @@ fn everything_may_be_dropped_in_every_state_and_order() {
         [At::Opened, At::Submitted, At::Sent, At::Completed, At::TargetLost, At::Reconnected];
     let runs = AtomicUsize::new(0);
     for at in states {
-        // Those that need the target to be killed take their time: a few orders.
+        // States with a killed target take long: only a few orders.
         let step = if matches!(at, At::TargetLost | At::Reconnected) { 11 } else { 1 };
         for order in orders().into_iter().step_by(step) {
             drop_all(&mut target, &args, dir.path(), at, order);
@@ -523,7 +524,7 @@ fn everything_may_be_dropped_in_every_state_and_order() {
 fn drop_all(target: &mut Target, args: &[String], dir: &Path, at: At, order: [Part; 4]) {
     let mut options = config(target);
     options.detect = rblk_config::Duration::from_millis(500);
-    // One whose target was lost did not log out: only the same holder gets in at once.
+    // A user that lost its target did not log out, so only the same holder gets in at once.
     let mut volume = Options::new(options).host_id([7; 16]).open().unwrap();
     let mut queue = volume.queue().unwrap();
     let kept = queue.buffer();
@@ -560,7 +561,7 @@ fn drop_all(target: &mut Target, args: &[String], dir: &Path, at: At, order: [Pa
             Part::Volume => drop(volume.take()),
             Part::Queue => drop(queue.take()),
             Part::Buffer => {
-                // Its memory is there, whatever was dropped before it.
+                // Its memory outlives the parts dropped before it.
                 let mut buffer = kept.take().unwrap();
                 buffer.write(0, &[5; BLOCK]);
                 assert!(bytes(&buffer, BLOCK) == [5; BLOCK]);
@@ -586,7 +587,7 @@ fn the_memory_of_volumes_that_were_dropped_is_unmapped() {
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path(), "none");
     let mut config = config(&target);
-    // 256 MiB of buffers.
+    // Buffers of 256 MiB.
     config.queue_depth = 256;
     config.max_io = ByteSize(1 << 20);
     let mut most = 0;

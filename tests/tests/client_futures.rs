@@ -1,5 +1,5 @@
-//! Futures of `rblk-client` that are dropped over the in-memory network, whose devices touch memory
-//! until their QPs are destroyed: whose the buffers are, step by step.
+//! Futures of `rblk-client` that are dropped over the in-memory network. Its devices touch memory
+//! until their QPs are destroyed. The tests follow the owner of each buffer, step by step.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -38,7 +38,7 @@ impl World {
         wires
     }
 
-    /// Lets the network, the target and the tasks work until something is so.
+    /// Lets the network, the target and the tasks work until the condition is true.
     async fn run(&mut self, what: &str, handle: &Handle, mut look: impl FnMut() -> bool) {
         for _ in 0..PATIENCE {
             if look() {
@@ -51,8 +51,8 @@ impl World {
     }
 }
 
-/// A turn of the driver. The in-memory network has no descriptor that wakes it: a request does,
-/// here one that waits for its turn, or is refused.
+/// A turn of the driver. The in-memory network has no descriptor that wakes the driver, but a
+/// request wakes it: here a request that waits for its turn, or is refused.
 async fn turn(handle: &Handle) {
     let mut empty = Box::pin(handle.discard(0, 0));
     let polled = poll_fn(|context| Poll::Ready(empty.as_mut().poll(context))).await;
@@ -61,7 +61,7 @@ async fn turn(handle: &Handle) {
     yield_now().await;
 }
 
-/// Lets the tasks work, and neither the network nor the target.
+/// Lets the tasks work, but neither the network nor the target.
 async fn tasks_only(handle: &Handle) {
     for _ in 0..100 {
         turn(handle).await;
@@ -70,7 +70,7 @@ async fn tasks_only(handle: &Handle) {
 
 type Read = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Reads into every buffer that there is. They are under way.
+/// Starts a read into every buffer.
 async fn reads(handle: &Handle) -> Vec<Read> {
     let mut reads: Vec<Read> = Vec::new();
     for _ in 0..DEPTH {
@@ -101,7 +101,7 @@ fn test(body: impl AsyncFnOnce(World, Handle, tokio::task::JoinHandle<()>)) {
 }
 
 #[test]
-fn the_buffer_of_a_dropped_future_is_nobodys_until_its_completion() {
+fn the_buffer_of_a_dropped_future_is_not_reused_before_its_completion() {
     test(async |mut world, handle, driver| {
         let wires = world.connect();
         let reads = reads(&handle).await;
@@ -112,8 +112,8 @@ fn the_buffer_of_a_dropped_future_is_nobodys_until_its_completion() {
         let parked =
             |handle: &Handle| (handle.given_up(), handle.free_buffers()) == (usize::from(DEPTH), 0);
         assert!(parked(&handle) && !waits.is_finished(), "{handle:?}");
-        // Its connection dies, is destroyed, and the request goes to another one: it is under way
-        // all the time.
+        // Its connection dies and is destroyed, and another one takes the request: the request is
+        // under way all the time.
         wires.iter().for_each(Wire::cut);
         tasks_only(&handle).await;
         world.connect();
@@ -141,7 +141,7 @@ fn the_memory_outlives_a_dropped_driver_as_long_as_a_device_may_touch_it() {
         assert!(driver.await.unwrap_err().is_cancelled());
         drop((reads, handle));
         let ended = world.control.next_end().expect("its path");
-        // The answers of the target land.
+        // The answers of the target arrive in memory.
         for _ in 0..200 {
             world.bed.rig.step();
         }

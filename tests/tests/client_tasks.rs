@@ -27,7 +27,7 @@ const MIB: usize = 1 << 20;
 const DEPTH: usize = 8;
 const SPARE: u16 = 8;
 
-/// A target with a volume `v` in a file, and how it is started again.
+/// A target with a volume `v` in a file, and the arguments to start it again.
 fn start(dir: &Path) -> (Target, Vec<String>) {
     let (path, file) = (dir.join("v.img"), dir.join("target.toml"));
     std::fs::write(&path, vec![0; 4 * MIB]).unwrap();
@@ -42,7 +42,7 @@ fn words(args: &[String]) -> Vec<&str> {
     args.iter().map(String::as_str).collect()
 }
 
-/// Starts a target again, from a task: it has a runtime of its own.
+/// Starts a target again, from a task. The start uses its own runtime, so it needs another thread.
 fn start_again(target: &mut Target, dir: &Path, args: &[String]) {
     std::thread::scope(|scope| {
         scope.spawn(|| target.start_again(dir, &words(args)));
@@ -63,7 +63,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// A handle, and how often its driver was polled.
+/// A handle, and the number of polls of its driver.
 struct Driven {
     handle: Handle,
     driver: JoinHandle<std::io::Result<Queue>>,
@@ -85,7 +85,7 @@ fn drive(queue: Queue) -> Driven {
     Driven { handle, driver, polls }
 }
 
-/// Lets the tasks work until something is so.
+/// Lets the tasks work until the condition is true.
 #[track_caller]
 fn until(what: &'static str, mut look: impl FnMut() -> bool) -> impl Future<Output = ()> {
     let deadline = Instant::now() + DEADLINE;
@@ -122,7 +122,7 @@ fn the_example_of_the_module_runs() {
     assert!(lines <= 60, "{lines} lines are no short example");
 }
 
-/// One of many tasks, with blocks of its own: random requests against a model of them.
+/// One of many tasks, with its own blocks: random requests, compared with a model.
 async fn exercise(queue: Handle, first: usize, blocks: usize, seed: u64) {
     let mut random = Random::new(seed);
     let mut model = vec![0u8; blocks * BLOCK];
@@ -183,12 +183,12 @@ fn many_tasks_of_one_queue_read_what_they_wrote() {
         let counts = handle.counts().unwrap();
         assert_eq!((counts.errors, counts.copied_bytes), (0, 0), "{counts:?}");
         assert_eq!(handle.free_buffers(), DEPTH + usize::from(SPARE));
-        // What cannot be submitted comes back, with its buffer.
+        // A refused request comes back with its buffer.
         let buffer = handle.buffer().await.unwrap();
         let failed = handle.read(buffer, 1, BLOCK).await.unwrap_err();
         assert!(matches!(failed.why, Why::Refused(Reason::NotWholeBlocks { .. })), "{failed}");
         assert!(failed.buffer.is_some());
-        // With the last handle the driver comes to its end.
+        // The driver ends with the last handle.
         let _ = watch.await;
         drop((handle, failed));
         driver.await.unwrap().unwrap();
@@ -197,7 +197,7 @@ fn many_tasks_of_one_queue_read_what_they_wrote() {
     volume.close().unwrap();
 }
 
-/// Polls a future so often at most. `None`: it is dropped then.
+/// Polls a future at most `times` times. `None`: the future is dropped then.
 async fn poll_times<T>(times: u64, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..times {
@@ -210,10 +210,10 @@ async fn poll_times<T>(times: u64, future: impl Future<Output = T>) -> Option<T>
     None
 }
 
-/// What a block may hold: the last of these, or any of them after writes that were given up.
+/// The possible contents of each block: one value, or several after writes that were given up.
 type Model = Vec<Vec<Vec<u8>>>;
 
-/// One of many tasks, with blocks of its own, that gives some of its requests up.
+/// One of many tasks, with its own blocks, that gives some of its requests up.
 async fn give_some_up(queue: Handle, first: usize, mut model: Model, seed: u64) -> Model {
     let mut random = Random::new(seed);
     for round in 0..40 {
@@ -223,7 +223,7 @@ async fn give_some_up(queue: Handle, first: usize, mut model: Model, seed: u64) 
         let mut buffer = buffer.unwrap();
         let data = pattern(seed << 20 | round, BLOCK);
         buffer.write(0, &data);
-        // Nobody else touches a buffer in the hands of a task: no late answer, no other request.
+        // Only the task touches its buffer: no late answer, no other request.
         for _ in 0..random.below(4) {
             yield_now().await;
         }
@@ -231,7 +231,7 @@ async fn give_some_up(queue: Handle, first: usize, mut model: Model, seed: u64) 
         buffer.read(0, &mut found);
         assert!(found == data, "seed {seed}, round {round}: somebody wrote to a buffer of ours");
         let offset = ((first + at) * BLOCK) as u64;
-        // A block is not written again until it is known what became of it.
+        // A block is not written again until its contents are known.
         if random.chance(500) && model[at].len() == 1 {
             model[at].push(data);
             if let Some(written) = poll_times(times, queue.write(buffer, offset, BLOCK)).await {
@@ -246,8 +246,8 @@ async fn give_some_up(queue: Handle, first: usize, mut model: Model, seed: u64) 
     model
 }
 
-/// Three rounds of tasks that give requests up. In the second one the target is killed, and
-/// started again when the queue is full of requests.
+/// Three rounds of tasks that give requests up. In the second one the target is killed, and started
+/// again once the queue is full of requests.
 async fn rounds_with_a_kill(
     queue: Queue,
     target: &mut Target,
@@ -352,7 +352,7 @@ fn a_handle_that_is_closed_ends_what_is_under_way_and_nothing_else() {
         assert_eq!(handle.flush().await.unwrap_err().why, Why::Ended);
         queue
     });
-    // The queue is as good as before.
+    // The queue works as before.
     let buffer = queue.buffer().unwrap();
     queue.submit(Request::read(buffer, 0, BLOCK)).unwrap();
     let mut done = Vec::new();
@@ -363,7 +363,7 @@ fn a_handle_that_is_closed_ends_what_is_under_way_and_nothing_else() {
 }
 
 #[test]
-fn a_driver_that_is_dropped_tells_everybody() {
+fn a_dropped_driver_fails_every_request() {
     let dir = tempfile::tempdir().unwrap();
     let (mut target, args) = start(dir.path());
     let (volume, queue) = open(&target);
@@ -390,13 +390,13 @@ fn a_driver_that_is_dropped_tells_everybody() {
         assert!(driver.await.unwrap_err().is_cancelled());
         for (number, task) in tasks.into_iter().enumerate().skip(1) {
             let failed = task.await.unwrap().unwrap_err();
-            // Only what was never sent comes back with its buffer.
+            // Only a request that was never sent comes back with its buffer.
             assert_eq!((failed.why, failed.buffer.is_some()), (Why::Ended, number >= DEPTH));
         }
         settled.await.unwrap();
         assert_eq!(handle.buffer().await.unwrap_err().why, Why::Ended);
         assert_eq!(handle.counts(), None);
-        // Its memory is there.
+        // Its memory still exists.
         kept.write(0, &[5; BLOCK]);
     });
     target.start_again(dir.path(), &words(&args));
@@ -416,7 +416,7 @@ fn a_driver_with_nothing_to_do_sleeps() {
             let before = polls.get();
             tokio::time::sleep(Duration::from_millis(500)).await;
             let polls = polls.get() - before;
-            // A loop that does not sleep comes to a hundred thousand.
+            // A loop without sleep would make a hundred thousand polls.
             assert!(polls < 1000, "{polls} polls, {what}");
         };
         idle("with nothing under way").await;

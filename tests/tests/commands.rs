@@ -1,7 +1,7 @@
-//! The programs as people run them, on a host that may have neither RDMA nor ublk: what they say,
-//! what they return, and what they leave behind.
+//! The programs as an administrator runs them, on a host that may have neither RDMA nor ublk: their
+//! messages, their exit codes, and their leftovers.
 //!
-//! Tests whose names begin with `as_root_` need root and are ignored unless `--ignored` asks for
+//! Tests named `as_root_...` need root and are ignored unless `--ignored` asks for
 //! them.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -25,14 +25,15 @@ use rblk_tests::program::{
     processes_naming, program, run, wait_for,
 };
 
-/// The public key of some target.
+/// A valid public key.
 const KEY: &str = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
 
 fn rdma_is_here() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some())
 }
 
-/// The program was refused RDMA, on a host without an RDMA device or by a build without RDMA.
+/// Checks that the program was refused RDMA: this host has no RDMA device, or the build has no
+/// RDMA.
 #[track_caller]
 fn assert_no_rdma(ended: &Ended) {
     let pieces = if ended.stderr.contains("without RDMA") {
@@ -59,7 +60,7 @@ fn serve(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// The driver of an mlx5 card ends a program of several threads that was started so.
+/// With this variable the driver of an mlx5 card aborts programs with several threads.
 #[test]
 fn a_driver_without_locks_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -244,7 +245,7 @@ fn as_root_missing_ublk_is_named() {
     }
 }
 
-/// The process of a mount is elsewhere than the command that starts it.
+/// The mount's process has another working directory than the command that starts it.
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
 fn as_root_a_configuration_may_be_named_from_here() {
@@ -359,7 +360,7 @@ fn configurations_come_out_as_they_went_in() {
     for words in ["failback = \"5s\"", "wait = \"30days\"", "shared = false"] {
         assert!(first.contains(words), "{first}");
     }
-    // Who is fenced once is not to be fenced by every restart of a service.
+    // A restart of a service must not fence a host again.
     let fencing = mount(&["tcp://store1", "vol0", "--take-over", "--wait=3s", "--shared"]);
     assert!(fencing.contains("wait = \"3s\"") && fencing.contains("shared = true"), "{fencing}");
     assert!(!fencing.contains("take"), "{fencing}");
@@ -529,9 +530,9 @@ fn garbage_on_the_port_disturbs_nobody() {
     for round in 0..200u64 {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let words = said[usize::try_from(round).unwrap() % said.len()];
-        // It may have hung up in the middle of so many words.
+        // The target may hang up before the end of the words.
         let _ = stream.write_all(words);
-        // Half of them stay, without a word more.
+        // Half of the peers stay, and send no more.
         if round % 2 == 0 {
             half_open.push(stream);
         }
@@ -540,8 +541,8 @@ fn garbage_on_the_port_disturbs_nobody() {
             assert!(client.read((round % 100) * 4096, 8192) == pattern(round, 8192));
         }
     }
-    // Who waits until those are given up, waits for 5 s. It may be that a program was not run for
-    // long, so not once.
+    // If the half-open peers were in the way, this host would wait 5 s for their end. A program
+    // without CPU may be late, too, so a late answer is tried again.
     let is_in_the_way = |_: &u8| {
         half_open.extend((0..200).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
         let begun = Instant::now();
@@ -558,7 +559,7 @@ fn garbage_on_the_port_disturbs_nobody() {
     let ended = web.read_to_end(&mut answer).map_err(|error| error.kind());
     assert!(matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)), "not hung up: {ended:?}");
     assert_eq!(answer, b"", "foreign speech is answered by hanging up");
-    // What is left of the others goes when the target sees that they went.
+    // Leftovers of the other peers end when the target notices their end.
     wait_for("the others' end", || {
         let sessions = target.status().sessions;
         (sessions.iter().filter(|s| s.connections > 0).count() == 1).then_some(())
@@ -566,12 +567,12 @@ fn garbage_on_the_port_disturbs_nobody() {
     client.logout();
 }
 
-/// The log is a pipe that is full, and nobody reads it: the target starts and serves all the same.
+/// The log is a full pipe without a reader: the target still starts and serves.
 #[test]
-fn a_log_that_nobody_reads_delays_nobody() {
+fn a_full_log_pipe_delays_no_host() {
     let dir = tempfile::tempdir().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
-    // More than a pipe holds.
+    // More than a pipe can buffer.
     let mut other = writer.try_clone().unwrap();
     std::thread::spawn(move || other.write_all(&vec![b'.'; 2 << 20]));
     let target = Target::start_with_log(dir.path(), &["--memory", "a=1MiB"], writer);
@@ -585,7 +586,7 @@ fn a_log_that_nobody_reads_delays_nobody() {
         }
     }
     client.logout();
-    // Who reads in the end reads it all.
+    // A later reader gets every line.
     let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.contains("INFO") && line.contains("connection ends")));
 }
@@ -593,8 +594,7 @@ fn a_log_that_nobody_reads_delays_nobody() {
 #[test]
 fn sigterm_drains_and_ends_well() {
     let dir = tempfile::tempdir().unwrap();
-    // Nobody is there to wait for: the drain is over long before its time, which nobody waits for
-    // here.
+    // Without sessions the drain is over long before its time limit.
     let mut idle = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "60s"]);
     idle.terminate();
     assert_eq!(idle.wait(), Some(0), "{}", idle.log());
@@ -615,7 +615,7 @@ fn sigterm_drains_and_ends_well() {
     assert_eq!(target.wait(), Some(0), "{}", target.log());
     assert!(std::fs::read(&path).unwrap()[..8192] == pattern(5, 8192));
 
-    // With an initiator that does not leave.
+    // With an initiator that stays.
     let mut target = Target::start(dir.path(), &["--file", &volume, "--drain-timeout", "1s"]);
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
     target.terminate();
@@ -623,7 +623,7 @@ fn sigterm_drains_and_ends_well() {
     assert_eq!(client.try_io(IoOp::Read, 0, 4096), None, "the path is lost");
     assert!(!target.socket.exists(), "the socket file is left");
 
-    // By command, with an initiator that leaves when it is asked to.
+    // By command, with an initiator that leaves when the target asks.
     let mut target = Target::start(dir.path(), &["--file", &volume, "--drain-timeout", "30s"]);
     let client = Client::connect(&target.address, "v", 1).unwrap();
     let ended = run(Command::new(program("rblk-target"))
@@ -659,8 +659,8 @@ fn drain_waits_until_the_target_is_gone() {
     let target = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "60s"]);
     let client = Client::connect(&target.address, "a", 1).unwrap();
     let child = drain(&target, "table");
-    // The command looks at the drain after it asked for it: with nobody to wait for, the target
-    // were gone by then.
+    // The command reads the state of the drain after it asked for it. Without a session the target
+    // would be gone by then.
     let has_spoken = || std::fs::read_to_string(&said).is_ok_and(|text| text.contains('\n'));
     wait_for("the drain", || has_spoken().then_some(()));
     client.logout();
@@ -669,7 +669,7 @@ fn drain_waits_until_the_target_is_gone() {
     assert!(lines[0].starts_with("draining: 1 session left, ended in "), "{text}");
     assert!(lines.last().unwrap().starts_with("stopped after "), "{text}");
 
-    // One that does not.
+    // An initiator that stays.
     let target = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "1s"]);
     let _client = Client::connect(&target.address, "a", 1).unwrap();
     let pid = target.status().pid;

@@ -1,5 +1,6 @@
-//! What one I/O may cost: messages, completions, copies and allocations, as the promise of the data
-//! path says. The ends' own counters tell, over the real engines in this process; nothing is timed.
+//! The costs that one I/O may have, as the data path promises: messages, completions, copies and
+//! allocations. The ends' own counters give them, over the real engines in this process; nothing is
+//! timed.
 //!
 //! A binary of its own: it counts its allocations.
 
@@ -11,10 +12,10 @@ use rblk_rig::allocations::{self, CountingAllocator};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BLOCK: u32 = 4096;
-/// A signaled WR of an end for at least so many messages; the initiator has fewer.
+/// An end signals at most one WR per this many messages; the initiator signals fewer.
 const SIGNALED_MOST: f64 = 1.0 / 16.0;
-/// Measured I/Os are not a multiple of every interval, so one more WR may have been signaled than
-/// their share.
+/// The number of measured I/Os is no multiple of every interval, so one more WR than the share may
+/// be signaled.
 const IOS: u64 = 1024;
 
 fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {
@@ -49,14 +50,14 @@ fn a_4_kib_request_takes_two_messages_and_one_completion() {
     let volumes = [Volume::Memory, Volume::Cached, Volume::WriteBack];
     for cost in [costs(&volumes, true), costs_with(&volumes, true, true)].concat() {
         let (case, i, t) = (cost.case, cost.initiator, cost.target);
-        // The command, and the answer. Several may share a message, never the other way round.
+        // The command, and the answer. Several may share a message, but one never takes two.
         assert!(i.messages > 0.0 && t.messages > 0.0, "{case}: nothing was counted");
         assert!(i.messages <= 1.0, "{case}: {} messages of the initiator", i.messages);
         assert!(t.messages <= 1.0, "{case}: {} messages of the target", t.messages);
         for (end, of) in [("initiator", i), ("target", t)] {
             let most = of.messages * SIGNALED_MOST + one_more;
             assert!(of.signaled <= most, "{case}: {} of the {end} are signaled", of.signaled);
-            // One arrives, and of those sent the signaled ones complete.
+            // One message arrives, and the signaled WRs complete.
             let most = 1.0 + most + one_more;
             assert!(of.completions <= most, "{case}: {} completions at the {end}", of.completions);
             let bells = of.send_doorbells.max(of.recv_doorbells);
@@ -70,7 +71,7 @@ fn at_depth_the_data_of_three_writes_shares_a_message() {
     let volumes = [Volume::Memory, Volume::Cached, Volume::WriteBack];
     for cost in [costs(&volumes, true), costs_with(&volumes, true, true)].concat() {
         let (case, messages) = (cost.case, cost.initiator.messages);
-        // 32 of a turn are ten times three and two.
+        // 32 commands of a turn are ten times three and two.
         let expected = match (case.op, case.depth) {
             (_, 1) => 1.0,
             (Op::Read, _) => 1.0 / 16.0,
@@ -88,8 +89,8 @@ fn data_is_copied_only_to_and_from_volumes_in_memory() {
     for (cost, digests) in plain.chain(digests) {
         let (case, copied) = (cost.case, cost.target.copied_bytes);
         assert_eq!(cost.initiator.copied_bytes, 0.0, "{case}");
-        // Data lands in slots of the cache, and a volume in memory has none. What may change while
-        // it is sent has no digest, so it is copied.
+        // Data lands in slots of the cache, and a volume in memory has none. Memory that may change
+        // while it is sent has no digest, so it is copied.
         let copies = case.volume == Volume::Memory && (case.op == Op::Write || digests);
         let most = if copies { f64::from(BLOCK) } else { 0.0 };
         assert_eq!(copied, most, "{case}: bytes copied by the target");

@@ -1,5 +1,5 @@
-//! What both ends count of requests is what was done: operations, bytes, errors, what is in flight,
-//! and times whose stages add up.
+//! The request counters of both ends match the requests: operations, bytes, errors, requests in
+//! flight, and times with stages that add up.
 
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::engine::io::IoOp;
@@ -16,7 +16,7 @@ const VOLUMES: [VolumeIndex; 4] = [MEMORY, NULL, STORE, FROZEN];
 const BLOCK: u64 = 4096;
 const ROUNDS: u64 = 300;
 
-/// What was asked for, and how it ended.
+/// Counts a request.
 fn note(counts: &mut IoCounts, op: IoOp, bytes: u64) {
     match op {
         IoOp::Read => {
@@ -117,7 +117,7 @@ fn run(seed: u64, cache: CacheMode, groups: usize) {
         let io = bed.rig.volume_io(volume);
         assert_stages_add_up(&bed.rig.volume_times(volume), &io);
         if volume == FROZEN {
-            // What a volume refuses counts with the connection alone.
+            // Only the connection counts requests that the volume refused.
             let reads = (by_queue[at].reads, by_queue[at].read_bytes, by_queue[at].flushes);
             assert_eq!(
                 (io.reads, io.read_bytes, io.flushes, io.writes),
@@ -133,7 +133,7 @@ fn run(seed: u64, cache: CacheMode, groups: usize) {
     assert!(store.write.data.sum_us() > 0, "data comes by RDMA READ: {:?}", store.write);
 }
 
-/// The initiator counts the same of its own.
+/// The initiator's own counters are equal.
 fn assert_mount(bed: &Bed, queue: QueueId, io: &IoCounts) {
     let (counts, times) = (bed.rig.queue_counts(queue), bed.rig.queue_times(queue));
     assert_eq!(
@@ -155,7 +155,7 @@ fn assert_mount(bed: &Bed, queue: QueueId, io: &IoCounts) {
 }
 
 #[test]
-fn what_is_counted_is_what_was_done() {
+fn counters_match_the_requests() {
     for (seed, (cache, groups)) in [
         (CacheMode::None, 1),
         (CacheMode::WriteThrough, 1),
@@ -170,7 +170,7 @@ fn what_is_counted_is_what_was_done() {
 }
 
 #[test]
-fn what_a_lost_connection_left_is_in_flight_no_more() {
+fn requests_of_a_lost_connection_are_not_in_flight() {
     let mut bed = Bed::with_cache(&RigOptions::default(), CacheMode::WriteThrough);
     bed.rig
         .store_mut()
@@ -184,7 +184,7 @@ fn what_a_lost_connection_left_is_in_flight_no_more() {
     assert_eq!(bed.rig.connections_io().in_flight, 0);
     assert_eq!(sum(&bed), IoCounts::default(), "nothing was answered");
 
-    // They are sent again, and answered once.
+    // The requests are sent again, and answered once.
     bed.rig.store_mut().set_conditions(StoreConditions::default());
     let session = bed.session;
     bed.rig.new_epoch(session).expect("an epoch");
@@ -196,8 +196,8 @@ fn what_a_lost_connection_left_is_in_flight_no_more() {
     assert!(read.queue.sum_us() > 0, "they waited for a path: {read:?}");
 }
 
-/// A volume whose first MiB is in the cache, block by block, so that no two neighbours are one run:
-/// a READ of it takes more WRITEs than a connection of this depth has credits for. The wire is
+/// A volume with its first MiB in the cache, block by block, so that no two neighbours are one run.
+/// A READ of it takes more WRITEs than a connection of this depth has credits for. The wire is
 /// slow.
 fn in_pieces(groups: usize) -> (Bed, QueueId) {
     let options = RigOptions { groups, ..RigOptions::default() };
@@ -232,7 +232,7 @@ fn a_read_without_credits_waits_for_the_store_until_all_of_it_is_there() {
     let conditions =
         StoreConditions { delay_min: 20_000, delay_max: 20_000, ..StoreConditions::default() };
     bed.rig.groups_mut().for_each(|group| group.store_mut().set_conditions(conditions));
-    // All but its last block is in the cache, and finds no credits.
+    // All blocks but the last are in the cache, but there are no credits for them.
     bed.submit(queue, 0, IoOp::Read, BLOCK, 1 << 20);
     bed.outcomes(1);
     assert!(bed.rig.target_counts().send_credit_waits > 0);

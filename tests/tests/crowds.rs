@@ -1,5 +1,5 @@
-//! Crowds of sessions and strangers against the real target over TCP: what they take from others,
-//! and from the log.
+//! Crowds of sessions and strangers against the real target over TCP: their effects on other hosts
+//! and on the log.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -74,7 +74,7 @@ impl Deaf {
     async fn new(bed: &Bed, buffers: &Arc<Region>, at: u64) -> Self {
         let name = |name| Name::new(name).unwrap();
         let identity = HostIdentity { id: HostId([1; 16]), name: name("many") };
-        // It asks for as much time as it can have.
+        // It asks for the longest possible time.
         let detect = Duration::from_secs(120);
         let options = ConnectOptions { detect, timeout: detect, ..ConnectOptions::default() };
         let credentials = bed.credentials(0);
@@ -115,7 +115,7 @@ impl Deaf {
     }
 }
 
-/// Times of reads that miss, for so long, sorted.
+/// The times of reads that miss the cache, during `time`, sorted.
 fn reads(client: &mut Client, from: u64, time: Duration) -> Vec<Duration> {
     let begun = Instant::now();
     let mut times = Vec::new();
@@ -124,7 +124,7 @@ fn reads(client: &mut Client, from: u64, time: Duration) -> Vec<Duration> {
             break;
         }
         let read = Instant::now();
-        // Beyond what the deaf ask for; each is read once.
+        // Beyond the range of the deaf sessions; each block is read once.
         let offset = (512 << 20) + (from + at) * 65536 % (511 << 20);
         assert_eq!(client.read(offset, 65536).len(), 65536);
         times.push(read.elapsed());
@@ -139,7 +139,7 @@ fn say(what: &str, times: &[Duration]) {
     println!("{what}: {} reads, p50 {p50:.1?}, p99 {p99:.1?}, max {max:.1?}", times.len());
 }
 
-/// Not a gate: prints what 300 deaf sessions of one host do to the reads of another one.
+/// Not a gate: prints the effect of 300 deaf sessions of one host on the reads of another host.
 #[test]
 #[ignore = "a measurement: cargo test -p rblk-tests --test crowds -- --ignored --nocapture"]
 fn reads_beside_deaf_sessions() {
@@ -162,7 +162,7 @@ fn reads_beside_deaf_sessions() {
     say("beside them", &reads(&mut one, 100_000, 25 * SECOND));
 }
 
-/// A hello of the framing whose hello for the target has a version that nobody knows.
+/// A hello of the framing. Its hello for the target has an unknown version.
 fn knock(address: SocketAddr) {
     let mut stream = TcpStream::connect(address).unwrap();
     let mut bytes = b"rblkSOFT".to_vec();
@@ -180,8 +180,8 @@ fn address(target: &Target) -> SocketAddr {
     format!("127.0.0.1:{}", target.address.port).parse().unwrap()
 }
 
-/// Refused hellos, as fast as they go, for so long. Returns how many, and bytes of the log in a
-/// second.
+/// Refused hellos, as fast as possible, during `time`. Returns their number, and the growth of the
+/// log in bytes per second.
 fn flood(target: &Target, log: &Path, time: Duration) -> (usize, u64) {
     let size = || fs::metadata(log).unwrap().len();
     let (begun, before, to) = (Instant::now(), size(), address(target));
@@ -191,7 +191,7 @@ fn flood(target: &Target, log: &Path, time: Duration) -> (usize, u64) {
         count += 1;
     }
     let took = u64::try_from(begun.elapsed().as_millis()).unwrap();
-    // The log is written by a thread of its own.
+    // Another thread writes the log.
     std::thread::sleep(SECOND);
     (count, (size() - before) * 1000 / took)
 }
@@ -205,7 +205,7 @@ fn a_flood_of_refusals_is_no_flood_of_the_log() {
     println!("{count} refused hellos in 3 s, {:.1} KiB/s of log", rate as f64 / 1024.0);
     assert!(count > 300, "{count} hellos are no flood");
     assert!(rate < 10 << 10, "{rate} bytes of log in a second");
-    // It says what happened, and how often.
+    // The log has the event, and its number.
     let text = target.log();
     assert!(text.contains("refused a connection"), "{text}");
     assert!(text.contains("lines of the log were left out"), "{text}");

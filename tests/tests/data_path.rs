@@ -28,7 +28,7 @@ fn data_of_every_size_comes_back_as_it_was_written() {
         for volume in [MEMORY, STORE] {
             let mut bed = Bed::new(&RigOptions { seed: 1, ..RigOptions::default() });
             let queue = bed.queue(volume, options);
-            // Either side of the in-capsule limit, and of what fits one extent.
+            // Both sides of the in-capsule limit, and of the size of one extent.
             for blocks in [1, 2, 7, 8, 9, 16, 64, 255, 256, 1024, 2048] {
                 let len = blocks * 512;
                 let offset = VOLUME_BYTES / 2 + 512 * (blocks as u64 % 5);
@@ -42,7 +42,7 @@ fn data_of_every_size_comes_back_as_it_was_written() {
 }
 
 #[test]
-fn a_null_volume_reads_zeros_whatever_was_written() {
+fn a_null_volume_reads_zeros_after_any_write() {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(NULL, QueueOptions::default());
     for len in [512, 4096, 4608, 1 << 20] {
@@ -56,7 +56,7 @@ fn a_null_volume_reads_zeros_whatever_was_written() {
 }
 
 #[test]
-fn flush_discard_and_zeroes_do_what_they_say() {
+fn flush_discard_and_zeroes_have_their_effects() {
     for volume in [MEMORY, STORE] {
         let mut bed = Bed::new(&RigOptions::default());
         let queue = bed.queue(volume, QueueOptions::default());
@@ -102,7 +102,7 @@ fn fua_and_unmap_reach_the_store_and_only_when_asked() {
 }
 
 #[test]
-fn what_a_volume_does_not_allow_is_refused_and_harms_nothing() {
+fn forbidden_requests_are_refused_without_harm() {
     let mut bed = Bed::new(&RigOptions::default());
     let frozen = bed.queue(FROZEN, QueueOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
@@ -161,7 +161,7 @@ fn a_volume_is_served_while_it_is_open_and_as_it_was_opened() {
 }
 
 /// A session that cannot write has nothing to make durable: its FLUSHes cost the store nothing, and
-/// a store that takes nothing does not delay them.
+/// a stalled store does not delay them.
 #[test]
 fn a_reader_flushes_nothing() {
     for cache in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
@@ -179,7 +179,7 @@ fn a_reader_flushes_nothing() {
             assert_eq!(bed.io(reader, IoOp::Flush, 0, 0), 0, "{cache:?}");
             bed.rig.store_mut().set_conditions(StoreConditions::default());
         }
-        // The writer's does wait for the store.
+        // The writer's FLUSH does wait for the store.
         bed.rig.store_mut().set_conditions(stalled);
         bed.submit(writer, 0, IoOp::Flush, 0, 0);
         assert!(bed.rig.run(1000, |rig| rig.outstanding(writer) == 0).is_err(), "{cache:?}");
@@ -210,7 +210,7 @@ fn sessions_and_queues_do_not_mix() {
         }
     }
     assert!(bed.outcomes(queues.len() * 4).iter().all(|o| o.result == 16384));
-    // Each reads what its neighbour on the same volume wrote.
+    // Each queue reads the data of its neighbour on the same volume.
     for volume in queues.chunks(6) {
         for (at, queue) in volume.iter().enumerate() {
             let writer = queues.iter().position(|q| *q == volume[(at + 1) % 6]).unwrap();
@@ -280,14 +280,13 @@ fn small_requests_do_not_overtake_a_large_one_that_waits_for_memory() {
 }
 
 #[test]
-fn an_idle_connection_gives_its_memory_back_to_those_who_wait() {
+fn an_idle_connection_returns_its_memory_to_waiting_ones() {
     let rig =
         RigOptions { arena_bytes: 128 << 10, io_max_bytes: 64 << 10, ..RigOptions::default() };
     let mut bed = Bed::new(&rig);
     let options = QueueOptions { depth: 128, io_max_bytes: 64 << 10, ..QueueOptions::default() };
     let (idle, busy) = (bed.queue(STORE, options), bed.queue(STORE, options));
-    // Two reads fill the arena; their extents stay behind unsignaled work requests of an idle
-    // connection.
+    // Two reads fill the arena. Unsignaled work requests of an idle connection keep their extents.
     for tag in 0..2 {
         bed.submit(idle, tag, IoOp::Read, 0, 64 << 10);
     }
@@ -316,7 +315,7 @@ fn one_read_credit_serves_a_deep_queue_of_large_writes() {
         for tag in 0..64 {
             assert!(bed.read(queue, tag << 15, 32 << 10) == pattern(tag, 32 << 10));
         }
-        // More than one READ at a time would have ended the connection.
+        // A second READ at a time would have ended the connection.
         assert_eq!(bed.rig.take_path_ends(queue), []);
     }
     assert!(bed.rig.target_counts().read_credit_waits >= 60);
@@ -390,8 +389,8 @@ fn a_store_error_is_the_answer_to_its_request_and_to_no_other() {
 
 #[test]
 fn an_errno_without_a_name_is_an_error_and_no_success() {
-    // The kernel has such: ENOTSUPP (524) comes out of drivers, and `Errno::from_raw` has no name
-    // for it.
+    // Drivers of the kernel return such numbers, for instance ENOTSUPP (524). `Errno::from_raw` has
+    // no name for it.
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
     for (kind, op) in [(Kind::Read, IoOp::Read), (Kind::Write, IoOp::Write)] {
@@ -449,7 +448,7 @@ fn one_by_one() -> QueueOptions {
     QueueOptions { features: Features::WRITE_WITH_IMM, ..QueueOptions::default() }
 }
 
-/// Runs I/Os at a depth in a steady state; returns the counters' differences.
+/// Runs I/Os at a depth in a steady state. Returns the increments of the counters.
 fn counted(
     options: QueueOptions,
     op: IoOp,

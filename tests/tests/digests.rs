@@ -1,7 +1,7 @@
-//! Digests: what changes on the way is found, at either end, before it is taken for data.
+//! Digests: each end detects changes on the way before it uses the data.
 //!
-//! The ends are driven by hand, so that one of them spoils what it sends: what a network spoils
-//! looks the same to the other end.
+//! The ends are driven by hand, so that one of them spoils its messages. To the other end that
+//! looks like a fault of the network.
 
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{DigestFailure, PathEnd, QueueCounts};
@@ -27,7 +27,7 @@ fn keyed(features: Features) -> QueueOptions {
     QueueOptions { in_capsule_bytes: 0, ..options(features) }
 }
 
-/// Data and trailer, as a good target answers a READ.
+/// Data and trailer, as a correct target answers a READ.
 fn answer(command: &CommandCapsule, data: &[u8]) -> Vec<u8> {
     let trailer = ReadTrailer { crc: crc32c(data), sequence: command.sequence };
     [data, &trailer.to_wire()].concat()
@@ -45,7 +45,7 @@ fn mismatches(counts: QueueCounts) -> (u64, u64) {
 
 type Spoil = fn(&CommandCapsule, &mut Vec<u8>);
 
-/// What may be wrong with an answer whose length is right.
+/// Faults of an answer with the right length.
 const SPOILS: &[(&str, Spoil)] = &[
     ("the first bit of the data", |_, bytes| bytes[0] ^= 1),
     ("the last bit of the data", |_, bytes| bytes[511] ^= 0x80),
@@ -59,7 +59,7 @@ const SPOILS: &[(&str, Spoil)] = &[
 ];
 
 #[test]
-fn a_read_that_did_not_come_through_is_sent_once_again() {
+fn a_spoilt_read_is_sent_once_again() {
     for (what, spoil) in SPOILS {
         let mut target = RawTarget::tested(keyed(IMM));
         let data = pattern(3, 512);
@@ -79,7 +79,7 @@ fn a_read_that_did_not_come_through_is_sent_once_again() {
         target.buffers.read(2 * keyed(IMM).buffer_stride(), &mut read);
         assert_eq!(read, data, "{what}");
         assert_eq!(target.engine.take_digest_failure(), None);
-        // The next request of the tag may be sent twice, too.
+        // The next request of the tag may be repeated, too.
         let third = target.request(IoOp::Read, 2);
         give(&mut target, &third, &[0; 520]);
         let fourth = target.next_command();
@@ -91,7 +91,7 @@ fn a_read_that_did_not_come_through_is_sent_once_again() {
 }
 
 #[test]
-fn a_read_that_does_not_come_through_twice_fails_and_says_where() {
+fn a_read_that_is_spoilt_twice_fails_and_names_the_place() {
     let mut target = RawTarget::tested(keyed(IMM));
     for _ in 0..2 {
         let command = match target.outcomes.is_empty() && target.engine.outstanding() == 0 {
@@ -113,7 +113,7 @@ fn a_read_that_does_not_come_through_twice_fails_and_says_where() {
 
 #[test]
 fn data_that_never_came_is_an_error() {
-    // Answered by an immediate whose data went elsewhere: into the buffer of another tag.
+    // The target answers with an immediate, but its data went into the buffer of another tag.
     let mut target = RawTarget::tested(keyed(IMM));
     for _ in 0..2 {
         let command = match target.engine.outstanding() {
@@ -128,7 +128,7 @@ fn data_that_never_came_is_an_error() {
     }
     target.steps(20);
     assert_eq!(target.outcomes, [(Tag(1), -5)]);
-    // Data and trailer of an earlier path, which numbered its commands alike, still in the buffer.
+    // Data and trailer of an earlier path with the same sequence numbers are still in the buffer.
     let mut target = RawTarget::tested(keyed(IMM));
     let before = target.request(IoOp::Read, 1);
     give(&mut target, &before, &answer(&before, &[2; 512]));
@@ -160,7 +160,7 @@ fn data_that_never_came_is_an_error() {
 }
 
 #[test]
-fn a_write_is_sent_again_with_the_digests_of_what_the_user_wrote() {
+fn a_repeated_write_has_the_digests_of_the_user_data() {
     for second_try_works in [true, false] {
         let mut target = RawTarget::tested(keyed(IMM));
         let at = 4 * keyed(IMM).buffer_stride();
@@ -170,7 +170,7 @@ fn a_write_is_sent_again_with_the_digests_of_what_the_user_wrote() {
         assert_eq!(first.data_digests, DataDigests { first: crc32c(&data), second: 0 });
         let refused = ResponseCapsule::new(first.tag, first.sequence, Status::DigestMismatch);
         target.respond(&refused);
-        // A target may write where READs land: not even that passes for what was written.
+        // A target may write where READs land, but the digest still covers the user's data.
         target.buffers.write(at, &[0; 512]);
         let second = target.next_command();
         assert_eq!(second.data_digests, first.data_digests);
@@ -181,14 +181,14 @@ fn a_write_is_sent_again_with_the_digests_of_what_the_user_wrote() {
         let expected = if second_try_works { 512 } else { -5 };
         assert_eq!(target.outcomes, [(Tag(4), expected)]);
         assert_eq!(target.engine.take_digest_failure().is_some(), !second_try_works);
-        // The next write of the tag has its own.
+        // The next write of the tag has its own digest.
         let third = target.request(IoOp::Write, 4);
         assert_eq!(third.data_digests.first, crc32c(&[0; 512]));
     }
 }
 
 #[test]
-fn a_response_that_did_not_come_through_ends_the_path() {
+fn a_spoilt_response_ends_the_path() {
     let mut target = RawTarget::tested(keyed(Features::DIGEST));
     let command = target.request(IoOp::Write, 4);
     let good = ResponseCapsule::new(command.tag, command.sequence, Status::Fenced);
@@ -198,7 +198,7 @@ fn a_response_that_did_not_come_through_ends_the_path() {
     assert_eq!(target.path_end(), Some(PathEnd::Corrupted));
     assert_eq!((&target.outcomes[..], target.engine.outstanding()), (&[][..], 1));
     assert_eq!(mismatches(target.counts()), (1, 0));
-    // And one without a digest is none.
+    // A response without a digest ends the path, too.
     let mut target = RawTarget::tested(keyed(Features::DIGEST));
     let command = target.request(IoOp::Write, 4);
     let bare = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
@@ -231,8 +231,8 @@ fn send(bed: &mut Bed, peer: &mut RawPeer, command: &CommandCapsule, data: &[u8]
     peer.hear(bed)
 }
 
-/// A bed whose STORE is cached so. Without a cache a volume is for one poll group here: each has a
-/// store of its own.
+/// A bed with this cache mode for STORE. Without a cache a volume needs one poll group here: each
+/// group has its own store.
 fn bed(groups: usize, cache: CacheMode) -> (Bed, RigOptions) {
     let len = usize::try_from(VOLUME_BYTES).unwrap();
     let spec = |kind| VolumeSpec::new(kind, VOLUME_BYTES);
@@ -281,7 +281,7 @@ fn spoilt_data_of_a_write_goes_nowhere() {
         (true, 512, 512, &[3]),
         (true, STRIPE - 512, 1024, &[0, 1023]),
         (false, 8192, 16384, &[0, 9000, 16383]),
-        // In two stripes.
+        // Over two stripes.
         (false, STRIPE - 4096, 16384, &[0, 4095, 4096, 16383]),
         (false, 2 * STRIPE - 512, 300 << 10, &[0, 700]),
     ];
@@ -303,11 +303,11 @@ fn spoilt_data_of_a_write_goes_nowhere() {
                     assert_eq!(status(heard), Status::DigestMismatch, "{offset} {place}");
                     found += 1;
                     assert_eq!(bed.rig.target_counts().digest_mismatches, found);
-                    // A stripe whose data came through may be written; what did not, is not.
+                    // A stripe with intact data may be written; a stripe with spoilt data is not.
                     let cut = DataDigests::cut(*offset, u32::try_from(*len).unwrap()) as usize;
                     let read = bed.read(reader, *offset, *len);
                     let of_place = if *place < cut { 0..cut } else { cut..*len };
-                    // As before, or as an earlier try wrote it; never as it was spoilt.
+                    // The bytes are the old ones, or an earlier attempt's; never the spoilt ones.
                     let now = &read[of_place.clone()];
                     let kept = now == &before[of_place.clone()] || now == &data[of_place];
                     assert!(kept, "{volume:?} {offset} {place}");
@@ -329,7 +329,7 @@ fn spoilt_data_of_a_write_goes_nowhere() {
 }
 
 #[test]
-fn a_command_that_did_not_come_through_ends_its_connection() {
+fn a_spoilt_command_ends_its_connection() {
     let mut bed = Bed::new(&RigOptions::default());
     let session = bed.rig.begin_session();
     bed.open_all(session);
@@ -347,7 +347,7 @@ fn a_command_that_did_not_come_through_ends_its_connection() {
 }
 
 #[test]
-fn where_digests_were_agreed_every_command_has_one() {
+fn with_digests_every_command_has_one() {
     let mut bed = Bed::new(&RigOptions::default());
     let session = bed.rig.begin_session();
     bed.open_all(session);

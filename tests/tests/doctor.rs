@@ -1,5 +1,5 @@
-//! `doctor` of both sides as people run it, over TCP: each fault is named by a line of its own that
-//! was not there before, and by no other.
+//! `doctor` of both sides as an administrator runs it, over TCP. Each fault adds exactly one line,
+//! which names it.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -9,10 +9,10 @@ use std::process::Command;
 use rblk_tests::program::{Ended, Target, free_port, program, run};
 use serde_json::Value;
 
-/// The programs say that a failure was found by this code.
+/// The exit code of a failure.
 const FAILED: i32 = 7;
 
-/// A line: verdict, subject, what was found, and the command.
+/// A line of the report: verdict, subject, finding, and the command that mends it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Line {
     verdict: String,
@@ -49,13 +49,13 @@ fn report(command: &mut Command) -> Vec<Line> {
     lines
 }
 
-/// Warnings and failures. This host may lack ublk, RDMA and TLS, and that is said, too.
+/// Warnings and failures. This host may lack ublk, RDMA and TLS; the report has these, too.
 fn faults(command: &mut Command) -> BTreeSet<Line> {
     let lines = report(command).into_iter();
     lines.filter(|line| ["warn", "fail"].contains(&line.verdict.as_str())).collect()
 }
 
-/// The one fault that is there after, and was not there before.
+/// The one fault in `after` that is not in `before`.
 #[track_caller]
 fn new_fault(before: &BTreeSet<Line>, after: &BTreeSet<Line>) -> Line {
     let new: Vec<&Line> = after.difference(before).collect();
@@ -124,7 +124,7 @@ fn a_target_that_works_is_connected_tested_and_proven() {
     assert_eq!(verdict, "ok");
     assert!(connected.ends_with("soft/TCP over soft, self-test passed, 1 volume"), "{connected}");
     assert_eq!(found("route"), ("ok", "to 127.0.0.1 leaves by lo"));
-    // The target takes a doctor for no fault. It may warn of the limits of this host.
+    // The target does not report a doctor as a fault. It may warn of the limits of this host.
     let log = ends.target.log();
     let warnings = log.lines().filter(|line| line.contains("WARN"));
     let of_peers: Vec<&str> = warnings.filter(|line| line.contains("peer")).collect();
@@ -193,7 +193,7 @@ fn a_host_without_keys_is_told_to_make_one() {
 }
 
 #[test]
-fn a_configuration_is_looked_at_with_its_volume() {
+fn a_configuration_is_checked_with_its_volume() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let file = dir.path().join("m.toml");
@@ -245,7 +245,7 @@ impl Home {
         faults(command.arg("doctor").arg("--config").arg(self.dir.path().join("t.toml")))
     }
 
-    /// The one fault that is new, which its command mends.
+    /// The one new fault, after its command has mended it.
     #[track_caller]
     fn mended(&self, before: &BTreeSet<Line>) -> Line {
         let fault = new_fault(before, &self.faults());
@@ -329,7 +329,7 @@ fn a_table_has_at_most_100_columns() {
     assert!(ended.stdout.trim_end().ends_with("(exit 7)"), "{}", ended.stdout);
 }
 
-/// The file of its control socket is removed. The target serves on, and no command reaches it.
+/// The file of its control socket is removed. The target keeps serving, but no command reaches it.
 #[test]
 fn a_target_without_its_control_socket_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What an engine does with its path beyond requests: it holds them, proves that the target lives,
-//! and gives a silent path up.
+//! The work of an engine beside requests: it holds them, asks whether the target lives, and gives a
+//! silent path up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +54,8 @@ fn a_held_queue_becomes_quiet_and_leaves_its_path_without_sending_anything_twice
     stall_store(&mut bed, false);
     assert_eq!(bed.outcomes(3).iter().map(|o| o.result).collect::<Vec<_>>(), [8192; 3]);
     assert!(bed.rig.engine_mut(queue).is_quiet());
-    // The planned switch: nothing is on its way, so nothing is sent again, and the next path is
-    // held as well.
+    // The planned switch: no request is under way, so none is sent again, and the next path is held
+    // as well.
     bed.rig.disconnect(queue);
     let session = bed.session;
     bed.rig.new_epoch(session).unwrap();
@@ -77,7 +77,7 @@ fn a_held_queue_becomes_quiet_and_leaves_its_path_without_sending_anything_twice
 }
 
 #[test]
-fn what_is_held_can_be_failed() {
+fn held_requests_can_be_failed() {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
     bed.rig.engine_mut(queue).hold(true);
@@ -96,7 +96,7 @@ fn what_is_held_can_be_failed() {
     assert_eq!(bed.outcomes(1)[0].result, 4096);
 }
 
-/// Gives a queue that was not used yet a ledger that retains so much.
+/// Gives an unused queue a ledger that retains `bytes`.
 fn retain(bed: &mut Bed, queue: QueueId, bytes: usize) -> Arc<Durability> {
     let shared = Durability::new(OnLoss::default());
     let depth = QueueDepth::new(QueueOptions::default().depth).unwrap();
@@ -117,7 +117,7 @@ fn a_hold_begun_behind_a_flush_ahead_keeps_the_write_behind_it() {
     }
     assert_eq!(shared.unflushed(), 3);
     stall_store(&mut bed, true);
-    // Over half of the ring is used: a FLUSH goes out under the tag of this one.
+    // More than half of the ring is used: a FLUSH goes out under the tag of this write.
     bed.rig.fill_buffer(queue, Tag(7), &pattern(7, 512));
     bed.submit(queue, 7, IoOp::Write, 7 * 512, 512);
     bed.rig.run(PATIENCE, |rig| rig.store_mut().in_flight() == 1).unwrap();
@@ -131,7 +131,7 @@ fn a_hold_begun_behind_a_flush_ahead_keeps_the_write_behind_it() {
     }
     assert_eq!((shared.unflushed(), bed.rig.outstanding(queue)), (0, 1));
     assert!(bed.rig.take_outcomes().is_empty());
-    // Its own FLUSH behind it is held too, and tells nothing before its time.
+    // Its own FLUSH behind it is held too, and does not succeed too early.
     bed.submit(queue, 8, IoOp::Flush, 0, 0);
     bed.rig.step();
     bed.rig.engine_mut(queue).hold(false);
@@ -146,14 +146,14 @@ fn a_slow_store_is_no_silent_target_and_idle_paths_ask_nothing() {
     let queue = bed.queue(STORE, QueueOptions::default());
     bed.rig.engine_mut(queue).set_pulse(Some(Pulse::of(DETECT)));
     let sent = bed.rig.queue_counts(queue).sends;
-    // An hour of nothing.
+    // An idle hour.
     for _ in 0..360_000 {
         bed.rig.step();
     }
     assert_eq!(bed.rig.queue_counts(queue).sends, sent);
     stall_store(&mut bed, true);
     bed.submit(queue, 0, IoOp::Read, 0, 4096);
-    // A minute of a store that does not answer.
+    // A minute with a stalled store.
     for _ in 0..6_000 {
         bed.rig.step();
     }
@@ -167,14 +167,14 @@ fn a_slow_store_is_no_silent_target_and_idle_paths_ask_nothing() {
 
 #[test]
 fn a_path_that_carries_nothing_is_given_up_within_the_time_to_detect() {
-    // Either direction may be the one that is broken.
+    // Either direction may be broken.
     for broken in [End::A, End::B] {
         let mut bed = Bed::new(&slow_rig());
         let queue = bed.queue(STORE, QueueOptions::default());
         bed.rig.engine_mut(queue).set_pulse(Some(Pulse::of(DETECT)));
         bed.write(queue, 0, &pattern(1, 4096));
         bed.rig.wire(queue).unwrap().stall(broken, true);
-        // Nobody waits for anything: an engine cannot know, and its admin connection will.
+        // Without a request the engine cannot notice; its admin connection does.
         for _ in 0..1_000 {
             bed.rig.step();
         }
@@ -196,20 +196,20 @@ fn an_engine_that_was_stopped_asks_before_it_gives_its_path_up() {
     let mut target = RawTarget::tested(QueueOptions::default());
     target.engine.set_pulse(Some(Pulse::of(DETECT)));
     let first = target.request(IoOp::Read, 0);
-    // Its thread is stopped for a minute; then requests and their turn come at once.
+    // The engine's thread is stopped for a minute; then requests and a turn come at once.
     let io = Io::new(IoOp::Read, 512, 512, BlockSize::new(512).unwrap()).unwrap();
     target.engine.submit(Tag(1), io).unwrap();
     target.steps_of(1, Duration::from_secs(60));
     assert_eq!(target.path_end(), None, "the target was not asked");
     let sent: Vec<_> = target.commands().iter().map(|command| command.opcode).collect();
     assert_eq!(sent, [Opcode::Read, Opcode::KeepAlive]);
-    // It has 5/8 of the time to detect to answer, and no more.
+    // The target has 5/8 of the time to detect for an answer, and no more.
     target.steps_of(12, Duration::from_millis(100));
     assert_eq!(target.path_end(), None);
     target.steps_of(1, Duration::from_millis(100));
     assert_eq!(target.path_end(), Some(PathEnd::Silent));
     assert_eq!(target.engine.outstanding(), 2, "both wait for the next path");
-    // With an answer that came meanwhile it goes on.
+    // With an answer that came meanwhile the path stays.
     let mut target = RawTarget::tested(QueueOptions::default());
     target.engine.set_pulse(Some(Pulse::of(DETECT)));
     let command = target.request(IoOp::Flush, 0);
@@ -223,7 +223,7 @@ fn an_engine_that_was_stopped_asks_before_it_gives_its_path_up() {
     assert_eq!(target.path_end(), None);
 }
 
-/// An engine that waits for a target and has just asked whether it lives.
+/// An engine that waits for a target and has just sent a KEEP_ALIVE.
 fn asked() -> (RawTarget, Tag, Sequence) {
     let mut target = RawTarget::tested(QueueOptions::default());
     target.engine.set_pulse(Some(Pulse::of(DETECT)));

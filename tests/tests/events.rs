@@ -1,4 +1,4 @@
-//! What a real target tells of hosts that come, go and are lost.
+//! Events of a real target about hosts that come, go and are lost.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -29,7 +29,7 @@ fn wait_for_kinds(target: &Target, expected: &[EventKind]) {
 }
 
 #[test]
-fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
+fn only_a_host_that_vanishes_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     assert!(events(&target).is_empty());
@@ -48,7 +48,7 @@ fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
     assert_eq!(lost.text, "the host lost its connections; it keeps m for 30 s");
     assert!(all.windows(2).all(|two| two[0].unix_ms <= two[1].unix_ms));
 
-    // One that is refused holds nothing, and loses nothing.
+    // A refused host holds nothing, and loses nothing.
     let other = Client::claim(&target.address, "m", 2, AccessMode::Shared);
     assert!(other.is_err(), "it is kept");
     wait_for_kinds(&target, &[connect, leave, connect, loss, connect, leave]);
@@ -58,7 +58,7 @@ fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
 }
 
 #[test]
-fn a_take_over_is_told_of_the_host_that_lost_the_volume() {
+fn a_take_over_is_an_event_of_the_host_that_lost_the_volume() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let _first = Client::connect(&target.address, "m", 1).unwrap();
@@ -74,12 +74,12 @@ fn a_take_over_is_told_of_the_host_that_lost_the_volume() {
 }
 
 #[test]
-fn a_slow_command_is_told_only_where_that_is_wanted() {
+fn a_slow_command_is_an_event_only_if_configured() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vol0.img");
     std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).unwrap();
     let config = dir.path().join("target.toml");
-    // Every command that waits for a store takes longer than that.
+    // Every command that waits for a store exceeds this limit.
     let text = format!(
         "listen = ['tcp://127.0.0.1:1']\nslow_io = '1us'\n[[volume]]\nname = 'vol0'\nstore = 'file'\npath = '{}'\n",
         path.display()
@@ -105,13 +105,13 @@ fn a_slow_command_is_told_only_where_that_is_wanted() {
 }
 
 #[test]
-fn who_follows_hears_of_another_run_too() {
+fn a_follower_gets_events_of_the_next_run() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let mut follow = command(&target, &["--follow", "-o", "json"]);
     let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
-    // People are told that the target is gone.
+    // Without `-o` the command reports the end of the target on stderr.
     let mut shown = command(&target, &["--follow"]);
     let mut shown = shown.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(shown.stderr.take().unwrap()).lines();
@@ -134,7 +134,7 @@ fn who_follows_hears_of_another_run_too() {
 }
 
 #[test]
-fn people_read_lines() {
+fn events_are_printed_as_lines() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let _client = Client::connect(&target.address, "m", 1).unwrap();

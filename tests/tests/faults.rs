@@ -1,5 +1,5 @@
-//! Links that break at any moment, stores that fail and delay: nothing is lost, nothing is done
-//! twice in a way that shows, and nothing is held indefinitely.
+//! Links that break at any moment, stores that fail and delay: no write is lost, no repeated
+//! request shows, and no resource is held indefinitely.
 
 use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::engine::io::IoOp;
@@ -48,7 +48,7 @@ fn queue_options(random: &mut Random) -> QueueOptions {
     }
 }
 
-/// Raises the epoch and connects every queue anew, as an initiator does that lost a path.
+/// Raises the epoch and connects every queue again, as an initiator does after a lost path.
 fn connect_again(exerciser: &mut Exerciser) {
     let session = exerciser.bed.session;
     exerciser.bed.rig.new_epoch(session).expect("the old connections end");
@@ -93,7 +93,8 @@ fn break_and_replay(seed: u64, volume: VolumeIndex, errors_per_mille: u32) {
             exerciser.bed.rig.step();
             exerciser.reap();
         }
-        // The path was lost, or soon will be; either way the initiator has decided to connect anew.
+        // The path was lost, or soon will be; either way the initiator has decided to connect
+        // again.
         connect_again(&mut exerciser);
     }
     exerciser.run(30, |_| {});
@@ -134,8 +135,8 @@ fn a_failing_store_behind_a_failing_link_lies_about_nothing() {
 
 #[test]
 fn a_stale_write_never_follows_its_own_replay() {
-    // The first copy is held by the store while its connection dies. The second may begin only when
-    // the first has ended.
+    // The store holds the first copy while its connection dies. The second copy may begin only
+    // after the first has ended.
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
     let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
@@ -161,18 +162,18 @@ fn a_stale_write_never_follows_its_own_replay() {
     assert!(bed.rig.queue_counts(queue).replayed >= 1);
 }
 
-/// What the target is in the middle of when its peer goes.
+/// The stage of the target's requests when its peer goes.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// Some requests have memory, more wait for it.
+    /// Some requests have memory, others wait for it.
     MemoryShort,
     /// READs of write data are on their way and more wait for a credit.
     DataOnItsWay,
-    /// The store has them.
+    /// The store has the requests.
     Execute,
-    /// The store refuses them for now.
+    /// The store refuses the requests for now.
     StoreFull,
-    /// Answers are posted and do not leave.
+    /// Answers are posted but do not leave.
     Respond,
 }
 
@@ -232,7 +233,7 @@ fn die_at(moment: Moment, immediates: bool) {
         most = most.max(bed.rig.store_mut().in_flight());
     }
     match moment {
-        // Four fit, and half of that is the share of one volume of several.
+        // The memory is enough for four, and the share of one volume is half of that.
         Moment::MemoryShort => assert!(waits(&bed).memory_waits >= 28 && (1..=2).contains(&most)),
         Moment::DataOnItsWay => assert!(waits(&bed).read_credit_waits >= 1),
         Moment::Execute => assert!(most > 4, "{most} at the store"),
@@ -243,7 +244,7 @@ fn die_at(moment: Moment, immediates: bool) {
     wire.cut();
     bed.rig.run(PATIENCE, |rig| !rig.is_connected(victim)).unwrap();
     bed.rig.store_mut().set_conditions(StoreConditions::default());
-    // The other session is served at once: what the dead one held comes back.
+    // The other session is served at once: the dead session's memory comes back.
     for _ in 0..8 {
         bed.read(bystander, 0, IO_MAX as usize);
     }

@@ -1,4 +1,4 @@
-//! Real targets whose volumes change hands: by force, after a lease, and over a restart.
+//! Real targets with volumes that change hands: by force, after a lease, and over a restart.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn record(dir: &Path) -> PathBuf {
     files.find(is_record).expect("a record")
 }
 
-/// Where the next record is written before it takes the place of the last one.
+/// The file of the next record, before it replaces the last one.
 fn next_record(dir: &Path) -> PathBuf {
     let mut path = record(dir).into_os_string();
     path.push(".new");
@@ -53,7 +53,7 @@ fn claim(at: &Address, host: u8, claim: impl Into<Claim>) -> Result<Client, Sess
     Client::claim(at, "v", host, claim)
 }
 
-/// The holder of that generation is told that it lost the volume.
+/// Checks that the holder of that generation hears that it lost the volume.
 fn assert_fenced(target: &Target, host: u8, generation: Generation) {
     match claim(&target.address, host, returning(generation)) {
         Err(SessionError::Fenced { by, .. }) => println!("{by}"),
@@ -61,7 +61,7 @@ fn assert_fenced(target: &Target, host: u8, generation: Generation) {
     }
 }
 
-/// A target answers before its last lines are in its log.
+/// A target may answer before its last lines are in its log.
 fn await_words(target: &Target, words: &[&str]) {
     wait_for(&format!("{words:?} in the log"), || {
         let log = target.log();
@@ -96,7 +96,7 @@ fn a_holder_whose_volume_was_taken_over_is_out_for_good() {
     assert_eq!(volume.generation, bob.volume.generation.0);
     assert!(volume.holder.as_ref().is_some_and(|holder| holder.present && !holder.shared));
 
-    // The next run knows it too, whether the one before it ended well or not.
+    // The next run knows it too, after a crash as after a clean stop.
     target.kill();
     let mut target = start(dir.path(), &[]);
     assert_fenced(&target, ALICE, alice.volume.generation);
@@ -111,7 +111,7 @@ fn a_holder_whose_volume_was_taken_over_is_out_for_good() {
     let target = start(dir.path(), &[]);
     assert_fenced(&target, ALICE, alice.volume.generation);
     assert_fenced(&target, ALICE, last);
-    // No connection is left, and nothing is waited for.
+    // Without connections the volume is free at once.
     let carol = claim(&target.address, CAROL, AccessMode::Exclusive).unwrap();
     assert!(carol.volume.generation > last);
     assert_fenced(&target, BOB, last);
@@ -123,7 +123,7 @@ fn a_holder_that_was_cut_off_too_long_is_out_when_another_came() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &["--lease", "1s"]);
     assert_eq!(target.status().lease_ms, 1000);
-    // Who is not run for so long asks too late, and once more.
+    // On a busy machine the claim may miss the lease; then try again.
     let cut_off = |_: u8| {
         let alice = Client::connect(&target.address, "v", ALICE).unwrap();
         let (first, begun) = (alice.volume.generation, Instant::now());
@@ -154,33 +154,33 @@ fn a_holder_that_was_cut_off_too_long_is_out_when_another_came() {
 }
 
 #[test]
-fn what_cannot_be_remembered_lets_nobody_in() {
+fn a_holder_that_cannot_be_recorded_is_not_let_in() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
-    // A directory in the place of the new file: it cannot be written any more.
+    // A directory at the new file's name: it cannot be written any more.
     let new = next_record(dir.path());
     std::fs::create_dir(&new).unwrap();
     let error = claim(&target.address, BOB, taking_over()).unwrap_err().to_string();
     assert!(error.contains("cannot remember who holds the volume"), "{error}");
-    // Nothing happened to the holder, who may even come back.
+    // The holder keeps the volume, and may even come back.
     alice.write(0, &pattern(1, LEN));
     assert_eq!(target.status().take_overs, 0);
     let first = alice.volume.generation;
     drop(alice);
-    // The end of the lease cannot be remembered, either.
+    // The end of the lease cannot be recorded, either.
     let is_cut_off = || target.status().sessions.iter().all(|session| session.connections == 0);
     wait_for("the loss of the connections", || is_cut_off().then_some(()));
     let alice = claim(&target.address, ALICE, returning(first)).unwrap();
     std::fs::remove_dir(&new).unwrap();
     drop(alice);
     target.kill();
-    // As far as the next run knows, nothing happened.
+    // For the next run the holder is the old one.
     let mut target = start(dir.path(), &[]);
     let alice = claim(&target.address, ALICE, returning(first)).unwrap();
     drop(alice);
     target.kill();
-    // A file that cannot be read says nothing for anybody.
+    // An unreadable record proves nothing for any holder, so all are fenced.
     std::fs::write(record(dir.path()), "{").unwrap();
     let target = start(dir.path(), &[]);
     assert_fenced(&target, ALICE, first);
@@ -200,7 +200,7 @@ fn a_record_that_cannot_be_read_is_neither_forgotten_nor_missing() {
     let first = alice.volume.generation;
     drop(alice);
     target.kill();
-    // Something that every read of fails: no start, and the file is as it was.
+    // A record that cannot be read: the start fails, and the file stays.
     let (path, aside) = (record(dir.path()), dir.path().join("aside"));
     std::fs::rename(&path, &aside).unwrap();
     std::fs::create_dir(&path).unwrap();
@@ -222,7 +222,7 @@ fn a_record_that_cannot_be_read_is_neither_forgotten_nor_missing() {
     assert!(!target.log().contains("no record of this"), "{}", target.log());
     drop(claim(&target.address, ALICE, returning(first)).unwrap());
     target.kill();
-    // One that is gone fences, and says so.
+    // A missing record fences every holder, and the log says so.
     std::fs::remove_file(&path).unwrap();
     let target = start(dir.path(), &[]);
     await_words(&target, &["no record of this volume", "mounted anew"]);
@@ -232,7 +232,7 @@ fn a_record_that_cannot_be_read_is_neither_forgotten_nor_missing() {
 }
 
 #[test]
-fn a_volume_on_another_file_fences_who_comes_back() {
+fn a_volume_on_another_file_fences_its_old_holders() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
@@ -241,7 +241,7 @@ fn a_volume_on_another_file_fences_who_comes_back() {
     drop(alice);
     target.terminate();
     assert_eq!(target.wait(), Some(0), "{}", target.log());
-    // The path leads to another file of the same size now, with other bytes.
+    // The path now leads to another file of the same size, with other bytes.
     let (path, old) = (dir.path().join("v.img"), dir.path().join("old.img"));
     std::fs::rename(&path, &old).unwrap();
     let mut target = start(dir.path(), &[]);
@@ -255,13 +255,13 @@ fn a_volume_on_another_file_fences_who_comes_back() {
     assert!(second > first);
     drop(alice);
     target.kill();
-    // The same file again is no news, even under another name.
+    // The old file under another name is still the same volume.
     std::fs::rename(&path, dir.path().join("moved.img")).unwrap();
     std::fs::hard_link(dir.path().join("moved.img"), &path).unwrap();
     let mut target = start(dir.path(), &[]);
     drop(claim(&target.address, ALICE, returning(second)).unwrap());
     target.kill();
-    // The old one is another one.
+    // The older file is another one again.
     std::fs::remove_file(&path).unwrap();
     std::fs::rename(&old, &path).unwrap();
     let target = start(dir.path(), &[]);
@@ -270,7 +270,7 @@ fn a_volume_on_another_file_fences_who_comes_back() {
 }
 
 #[test]
-fn who_was_fenced_stays_so_where_nothing_can_be_written() {
+fn a_fenced_host_stays_fenced_if_no_record_can_be_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let alice = Client::connect(&target.address, "v", ALICE).unwrap();
@@ -278,8 +278,8 @@ fn who_was_fenced_stays_so_where_nothing_can_be_written() {
     let generations = (alice.volume.generation, bob.volume.generation);
     drop((alice, bob));
     target.kill();
-    // A directory in the place of the new file: as on a full disk, what is there can be read and
-    // not replaced.
+    // A directory at the new file's name: as on a full disk, the record can be read but not
+    // replaced.
     std::fs::create_dir(next_record(dir.path())).unwrap();
     let target = start(dir.path(), &["--lease", "1s"]);
     assert_fenced(&target, ALICE, generations.0);

@@ -1,7 +1,7 @@
-//! The engine of fio, with the fio that is installed and real targets over TCP: fio writes, reads
-//! again and compares.
+//! The engine of fio, with the installed fio and real targets over TCP: fio writes, reads back and
+//! compares.
 //!
-//! It needs fio and the source package of that fio. `RBLK_SKIP_FIO=1` goes without.
+//! The tests need fio and the source package of that fio. `RBLK_SKIP_FIO=1` skips them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,10 +12,10 @@ use rblk_tests::program::{Target, wait_for};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
-/// Limit on one run of fio, in seconds. None comes near it.
+/// Limit on one run of fio, in seconds. No run comes near it.
 const LIMIT: &str = "120";
 
-/// The engine, built once; none if this run goes without.
+/// The engine, built once; none if this run skips the tests.
 fn engine() -> Option<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if std::env::var("RBLK_SKIP_FIO").is_ok_and(|word| word == "1") {
@@ -23,7 +23,8 @@ fn engine() -> Option<PathBuf> {
         return None;
     }
     let engine = BUILT.get_or_init(|| {
-        // In the build directory: nothing drops a static value, so nothing would remove another.
+        // In the build directory: a static value is never dropped and could not remove a temporary
+        // one.
         let engine = Path::new(env!("CARGO_TARGET_TMPDIR")).join("librblk_fio.so");
         let output = built::xtask("fio-engine").arg("--out").arg(&engine).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -33,7 +34,7 @@ fn engine() -> Option<PathBuf> {
     Some(engine.clone())
 }
 
-/// A target with a volume `v` in a file, and how it is started again.
+/// A target with a volume `v` in a file, and the arguments to start it again.
 fn start(dir: &Path) -> (Target, Vec<String>) {
     let (image, file) = (dir.join("v.img"), dir.join("target.toml"));
     std::fs::write(&image, vec![0; 16 * MIB]).unwrap();
@@ -56,7 +57,7 @@ struct Fio {
     results: PathBuf,
 }
 
-/// What fio says of a run.
+/// The results of a run.
 struct Results {
     code: Option<i32>,
     said: String,
@@ -64,7 +65,7 @@ struct Results {
 }
 
 impl Fio {
-    /// Starts it with a volume and these words.
+    /// Starts fio on a volume with these arguments.
     fn start(engine: &Path, dir: &Path, target: &Target, volume: &str, job: &[&str]) -> Self {
         let results = dir.join("fio.json");
         let address = target.address.to_string().replace(':', "\\:");
@@ -73,7 +74,7 @@ impl Fio {
         command.arg(format!("--ioengine=external:{}", engine.display()));
         command.arg(format!("--filename={address}/{volume}"));
         command.arg(format!("--output={}", results.display()));
-        // This machine has other tests to run.
+        // Leaves the CPUs to other tests of this machine.
         command.args(["--rblk_sleep", "--name=job"]).args(job);
         command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.stderr(std::fs::File::create(dir.join("fio.err")).unwrap()).spawn();
@@ -93,7 +94,7 @@ impl Fio {
 }
 
 impl Results {
-    /// Every job ended well. Returns requests by kind, of all jobs.
+    /// Checks that every job ended well. Returns the requests of all jobs, by kind.
     #[track_caller]
     fn assert_well(&self, kinds: &[&str]) -> Vec<u64> {
         assert_eq!(self.code, Some(0), "{}", self.said);
@@ -121,7 +122,7 @@ fn fio_reads_what_it_wrote() {
     run(&[&mixed[..], &behind].concat()).assert_well(&[]);
     let pattern = ["--rw=write", "--bs=64k", "--size=4M", "--verify=pattern"];
     run(&[&pattern[..], &["--verify_pattern=0xc0ffee"]].concat()).assert_well(&[]);
-    // Jobs beside each other have a queue each, and jobs after them another volume's session.
+    // Parallel jobs have a queue each, and later jobs have another session.
     let several = ["--rw=randread", "--bs=4k", "--size=2M", "--iodepth=4", "--numjobs=3"];
     let later = ["--name=later", "--stonewall", "--rw=randtrim", "--bs=8k", "--size=2M"];
     let found = run(&[&several[..], &later].concat()).assert_well(&["read", "trim"]);
@@ -129,7 +130,7 @@ fn fio_reads_what_it_wrote() {
     wait_for("the end of the sessions", || target.status().sessions.is_empty().then_some(()));
 }
 
-/// The comparison is one: what another program changed is found.
+/// fio's comparison works: it finds a byte that another program changed.
 #[test]
 fn fio_finds_a_changed_byte() {
     let Some(engine) = engine() else { return };
@@ -147,7 +148,7 @@ fn fio_finds_a_changed_byte() {
     assert!(results.said.contains("verify"), "{}", results.said);
 }
 
-/// Requests wait for a target that is killed, and are sent again.
+/// Requests wait for a killed target, and are sent again.
 #[test]
 fn fio_finds_no_error_when_the_target_is_killed_and_started_again() {
     let Some(engine) = engine() else { return };
@@ -156,7 +157,7 @@ fn fio_finds_no_error_when_the_target_is_killed_and_started_again() {
     let config = dir.path().join("mount.toml");
     let text = format!("target = ['{}']\nvolume = 'v'\nreconnect_delay = '20ms'\n", target.address);
     std::fs::write(&config, text).unwrap();
-    // So many a second at most: the target dies while there is more to write.
+    // A limited rate, so that the target dies while there is more to write.
     let job = ["--rw=randwrite", "--bs=4k", "--size=8M", "--iodepth=16", "--rate_iops=1000"];
     let more = format!("--rblk_config={}", config.display());
     let job = [&job[..], &["--verify=crc32c", more.as_str()]].concat();
@@ -174,7 +175,7 @@ fn fio_finds_no_error_when_the_target_is_killed_and_started_again() {
 }
 
 #[test]
-fn what_the_engine_cannot_do_is_said() {
+fn jobs_that_the_engine_cannot_run_are_refused_with_the_reason() {
     let Some(engine) = engine() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path());

@@ -1,5 +1,6 @@
 //! Bits that flip on the way: a proxy between an initiator and the real `rblk-targetd` flips bits
-//! in the streams of I/O connections. No read may return a wrong byte, and none may be stored.
+//! in the streams of I/O connections. No read may return a wrong byte, and no wrong byte may be
+//! stored.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,12 +23,12 @@ use rblk_tests::storm::is_long;
 const VOLUME: usize = 4 << 20;
 const IO_MAX: u32 = 64 << 10;
 const DEPTH: u16 = 4;
-/// Bytes of a stream before the first flip: the hellos are not of the I/O.
+/// Bytes of a stream before the first flip: the hellos stay intact.
 const SPARED: usize = 256;
 /// Bytes between two flips, on average.
 const BETWEEN: usize = 192 << 10;
-/// Where the kind of a connection is in the first bytes of its stream: in the hello, which is
-/// behind 20 bytes of the software provider. 0 is an admin connection.
+/// The place of the kind of a connection in the first bytes of its stream: in the hello, after 20
+/// bytes of the software provider. 0 is an admin connection.
 const KIND_AT: usize = 20 + 5;
 
 /// Flips bits in I/O connections.
@@ -71,7 +72,7 @@ fn dup(stream: &TcpStream) -> TcpStream {
     stream.try_clone().unwrap()
 }
 
-/// Whether the first bytes came.
+/// Whether the first bytes arrived.
 fn peek(stream: &TcpStream, bytes: &mut [u8]) -> bool {
     let deadline = Instant::now() + DEADLINE;
     while Instant::now() < deadline {
@@ -109,10 +110,10 @@ fn pump(mut from: TcpStream, mut to: TcpStream, flips: Option<Arc<AtomicU64>>, m
     let _ = (from.shutdown(std::net::Shutdown::Both), to.shutdown(std::net::Shutdown::Both));
 }
 
-/// One block of the volume: what it may hold.
+/// The possible contents of one block of the volume.
 #[derive(Clone, Copy, Default)]
 struct Block {
-    // Seeds of the patterns that it may have. The second is of a write whose outcome is unknown.
+    // Seeds of its possible patterns. The second is of a write with an unknown outcome.
     now: u64,
     maybe: Option<u64>,
 }
@@ -123,7 +124,7 @@ fn content(seed: u64) -> Vec<u8> {
     if seed == 0 { vec![0; BLOCK] } else { pattern(seed, BLOCK) }
 }
 
-/// An initiator that writes and reads through the proxy, and knows what it wrote.
+/// An initiator that writes and reads through the proxy, and remembers its writes.
 struct User {
     engine: Engine,
     stats: Arc<QueueStats>,
@@ -165,7 +166,7 @@ impl User {
         let stats = Arc::new(QueueStats::default());
         let mut engine = Engine::new(depth, wish.buffer_stride(), Arc::clone(&stats))
             .with_data_max(IO_MAX as usize);
-        // A length that flipped makes an end wait for bytes that never come.
+        // After a flip in a length an end may wait for bytes that never come.
         engine.set_pulse(Some(Pulse::of(Duration::from_millis(400))));
         Self {
             engine,
@@ -183,7 +184,8 @@ impl User {
         }
     }
 
-    /// Goes on by a new session, as long as it takes: a bit may flip in the self-test, too.
+    /// Continues with a new session, after as many attempts as needed: a bit may flip in the
+    /// self-test, too.
     fn reconnect(&mut self) {
         while let Some((_, dead)) = self.engine.take_ended() {
             drop(dead);
@@ -217,7 +219,7 @@ impl User {
     fn submit(&mut self, tag: u16) -> Pending {
         let op = if self.random.chance(500) { IoOp::Write } else { IoOp::Read };
         let count = 1 + [0, 0, 0, 1, 7, 15][self.random.index(6)];
-        // A range of its own for each tag: no two requests overlap.
+        // Each tag has its own range, so no two requests overlap.
         let share = VOLUME / BLOCK / usize::from(DEPTH);
         let first = usize::from(tag) * share + self.random.index(share - count);
         self.seeds += 1;
@@ -233,14 +235,14 @@ impl User {
                 _ => self.buffers.write(at + block * BLOCK, &[0xee; BLOCK]),
             }
         }
-        // The default of a target.
+        // The default block size of a target.
         let size = BlockSize::new(4096).unwrap();
         let (offset, len) = ((first * BLOCK) as u64, (count * BLOCK) as u64);
         self.engine.submit(Tag(tag), Io::new(op, offset, len, size).unwrap()).unwrap();
         pending
     }
 
-    /// A request ended: what it read is right, and what it wrote is known.
+    /// Takes the end of a request: checks the bytes of a read, and remembers those of a write.
     fn ended(&mut self, tag: u16, pending: Pending, result: i32) {
         let Pending { op, first, count, seed } = pending;
         if result < 0 {
@@ -342,7 +344,7 @@ fn each_flipped_bit_is_found() {
             counts.writes,
         );
         assert!(found.0 > 0 && found.1 > 0 && counts.digest_retries > 0, "{found:?}");
-        // What is stored, past the proxy.
+        // Checks the stored bytes, past the proxy.
         let mut client = Client::claim(&target.address, "m", 9, AccessMode::Shared).unwrap();
         for (at, block) in user.blocks.iter().enumerate() {
             block.assert_may_hold(&client.read((at * BLOCK) as u64, BLOCK), at);

@@ -1,5 +1,5 @@
 //! One form for the commands of both programs: `-o json` for every answer and every error, one
-//! table of exit codes, no panic where the output is not taken, no colours where nobody wants them.
+//! table of exit codes, no panic when the output cannot be written, colours only on a terminal.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,8 +16,8 @@ use serde_json::Value;
 const PROGRAMS: [&str; 2] = ["rblk-target", "rblk-initiator"];
 const KEY: &str = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
 
-/// The commands of a program that do something, as they are typed. Hidden ones are for the programs
-/// themselves.
+/// The commands of a program as they are typed, without groups of commands. Hidden commands are for
+/// the programs themselves.
 fn leaves(name: &str) -> Vec<String> {
     fn walk(command: &clap::Command, before: &str, found: &mut Vec<String>) {
         let below =
@@ -39,7 +39,7 @@ fn leaves(name: &str) -> Vec<String> {
     found
 }
 
-/// A target with a configuration, and what to type for each command.
+/// A target with a configuration, and the arguments of each command.
 struct Bed {
     dir: tempfile::TempDir,
     target: Target,
@@ -98,7 +98,7 @@ impl Bed {
             ("rblk-target", "top", format!("--once --control-socket {socket}")),
             ("rblk-target", "trace", format!("nosuch --control-socket {socket}")),
             ("rblk-target", "upgrade", format!("--program /bin/false --control-socket {socket}")),
-            // Last: it is gone then.
+            // Last, because the target is gone afterwards.
             ("rblk-target", "drain", format!("--control-socket {socket}")),
             ("rblk-initiator", "mount", format!("{address} v --dump-config")),
             ("rblk-initiator", "vhost", format!("{address} v --socket {} --dump-config", at("vm"))),
@@ -119,7 +119,7 @@ impl Bed {
         Self { target, typed: typed.into_iter().collect(), dir }
     }
 
-    /// The commands of a program in an order in which each finds what it needs.
+    /// The commands of a program, in an order in which each finds its objects.
     fn ordered(name: &str) -> Vec<String> {
         let late = |leaf: &String| match leaf.as_str() {
             "drain" => 3,
@@ -200,7 +200,7 @@ fn an_answer_that_is_not_taken_is_an_error_and_no_panic() {
     for name in PROGRAMS {
         for leaf in Bed::ordered(name) {
             for form in ["table", "json"] {
-                // Gone by the first time.
+                // The object is gone after the first time.
                 if (leaf == "drain" || leaf.ends_with(" remove")) && form == "json" {
                     continue;
                 }
@@ -218,7 +218,7 @@ fn an_answer_that_is_not_taken_is_an_error_and_no_panic() {
         }
     }
     assert!(full > 25, "only {full} commands noticed");
-    // Nor is what cannot be said on the standard error.
+    // An error that cannot be written causes no panic, either.
     for name in PROGRAMS {
         let errors = File::options().write(true).open("/dev/full").unwrap();
         let mut command = Command::new(program(name));
@@ -244,7 +244,7 @@ fn help_has_every_exit_code() {
 }
 
 #[test]
-fn a_script_can_tell_what_is_there_from_what_is_not() {
+fn exit_codes_tell_a_script_whether_an_object_exists() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("target.toml");
     let path = |name: &str| {
@@ -265,7 +265,7 @@ fn a_script_can_tell_what_is_there_from_what_is_not() {
     };
     assert_eq!(ask("volume add new --memory 1MiB").code, Some(0));
     assert_refused(&ask("volume add new --memory 1MiB"), 4, &["new is served already"]);
-    // Of a file that the target holds itself.
+    // The file is held by the target itself.
     let add = format!("volume add f --file {}", path("f.img"));
     assert_eq!(ask(&add).code, Some(0));
     assert_refused(&ask(&add), 4, &["f is served already"]);
@@ -295,12 +295,12 @@ fn a_script_can_tell_what_is_there_from_what_is_not() {
     }
 }
 
-/// What a program writes to a terminal that is its standard error, until it said `until`.
+/// The output of a program to a terminal that is its standard error, up to `until`.
 fn on_terminal(command: &mut Command, until: &str) -> String {
     let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
     let mut child =
         command.stderr(slave).stdout(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
-    // The descriptor that `command` keeps would hold the terminal open.
+    // Drops the descriptor that `command` keeps, which would hold the terminal open.
     command.stderr(Stdio::null());
     let mut master = File::from(master);
     let (mut said, mut bytes) = (String::new(), [0; 4096]);
@@ -436,7 +436,7 @@ fn odd_sizes_get_advice_that_helps() {
 }
 
 #[test]
-fn a_resize_stays_where_no_file_says_a_size() {
+fn a_resize_lasts_if_no_file_sets_a_size() {
     let bed = Bed::new();
     let resize = |more: &[&str]| run(&mut bed.command("rblk-target", "volume resize", more));
     let path = bed.dir.path().join("target.toml");
@@ -454,7 +454,7 @@ fn a_resize_stays_where_no_file_says_a_size() {
 }
 
 #[test]
-fn a_change_that_does_not_go_together_is_said_by_the_name_of_the_volume() {
+fn a_contradictory_change_is_refused_with_a_command_that_works() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("b.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();

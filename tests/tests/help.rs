@@ -21,7 +21,7 @@ fn commands(help: &str) -> Vec<String> {
     names.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-/// Lines that end although the first word of the next one fits behind them. Lists begin their lines
+/// Lines that end too early: the first word of the next line would fit. Lists begin their lines
 /// with a space.
 fn broken_early(help: &str, columns: usize) -> Vec<String> {
     let lines: Vec<&str> = help.lines().collect();

@@ -9,7 +9,7 @@ use rblk_tests::program::Target;
 fn a_hostile_peer_harms_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let party = Party::default();
-    // The address of the flag wins.
+    // The flag overrides this address.
     let config = party.config(dir.path(), &["tcp://127.0.0.1:7721".to_owned()]);
     let target = Target::start(dir.path(), &["--config", config.to_str().unwrap()]);
     party.meet(&target.address, Transport::Tcp, &|| target.status());

@@ -1,5 +1,5 @@
-//! Keys and hosts by the commands that people type: what is printed, what is written, and what a
-//! running target is told.
+//! Keys and hosts by the commands that administrators type: the output, the files, and the orders
+//! to a running target.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use rblk_tests::program::{Ended, Target, assert_refused, program, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A directory with the configuration of a target that nobody may reach without a key.
+/// A directory with the configuration of a target that requires keys.
 struct Bed {
     directory: TempDir,
 }
@@ -50,7 +50,7 @@ impl Bed {
         key.to_owned()
     }
 
-    /// `rblk-target host WHAT` with this configuration.
+    /// `rblk-target host` with these arguments and this configuration.
     fn host(&self, what: &[&str]) -> Ended {
         let config = text(&self.config());
         command("rblk-target", &[&["host"], what, &["--config", &config]].concat())
@@ -94,7 +94,7 @@ fn a_key_is_made_once_and_shown() {
 
         let ended = command(name, &["key", "new", "--file", &file]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        // What to do next, with the commands of the other side.
+        // The next step, with the commands of the other side.
         assert!(ended.stderr.contains(&format!("`{other} ")), "{}", ended.stderr);
         assert!(ended.stderr.contains("host add NAME --key KEY"), "{}", ended.stderr);
         let key = ended.stdout.trim_end();
@@ -132,7 +132,7 @@ fn hosts_are_files_that_a_target_reads() {
     let row = format!("db1   no         vol0:rw, logs:ro  {first}\n");
     assert!(ended.stdout.ends_with(&row), "{}", ended.stdout);
 
-    // Rotation: the second key, then the first one goes.
+    // Rotation: adds the second key, then removes the first.
     assert_said(&bed.host(&["add", "db1", "--key", &second, "--take-over"]), &["db1: written to"]);
     assert_eq!(bed.list(), json!([host(&[&first, &second], &["vol0:rw", "logs:ro"], true)]));
     let ended = bed.host(&["add", "db1", "--key", &second]);
@@ -144,7 +144,7 @@ fn hosts_are_files_that_a_target_reads() {
     assert_said(&bed.host(&["remove", "db1", "--volume", "logs"]), &["is changed"]);
     assert_eq!(bed.list(), json!([host(&[&second], &["vol0:rw"], true)]));
 
-    // What is refused changes nothing.
+    // A refused command changes nothing.
     for (what, pieces) in [
         (
             &["add", "db2", "--key", &second, "--volume", "vol0:rw"][..],
@@ -175,7 +175,7 @@ fn hosts_are_files_that_a_target_reads() {
     assert!(TargetConfig::load(&bed.config()).unwrap().hosts.is_empty());
 }
 
-/// A host that people wrote stays theirs.
+/// A host in a hand-written file stays as it is.
 #[test]
 fn a_host_of_another_file_is_not_touched() {
     let bed = Bed::new();
@@ -193,26 +193,26 @@ fn a_host_of_another_file_is_not_touched() {
 }
 
 #[test]
-fn a_running_target_is_told() {
+fn a_running_target_hears_of_changed_hosts() {
     let bed = Bed::new();
     bed.key("rblk-target", "target.key");
     let (first, second) = (bed.key("rblk-initiator", "1.key"), bed.key("rblk-initiator", "2.key"));
     let target = Target::start(bed.directory.path(), &["--config", &text(&bed.config())]);
     let add = ["add", "db1", "--key", &first, "--volume", "vol0:rw"];
     assert_said(&bed.host(&add), &["the running target lets in one host, db1, now"]);
-    // By hand, and by `reload`.
+    // A change by hand, and a `reload`.
     let table = format!("[[host]]\nname = 'db2'\nkeys = ['{second}']\nvolumes = ['*:ro']\n");
     fs::write(bed.path("target.d/by-hand.toml"), table).unwrap();
     let socket = text(&target.socket);
     let reload = || command("rblk-target", &["reload", "--control-socket", &socket]);
     assert_said(&reload(), &["change host db2", "reloaded", "lets in 2 hosts now"]);
-    // All or nothing.
+    // A reload with an error changes nothing.
     fs::write(bed.path("target.d/by-hand.toml"), "[[host]]\nname = 'db2'\n").unwrap();
     assert_refused(&reload(), 1, &["nothing was reloaded", "by-hand.toml:1:1", "keys: missing"]);
     fs::remove_file(bed.path("target.d/by-hand.toml")).unwrap();
     assert_said(&bed.host(&["remove", "db1"]), &["lets in no host now"]);
 
-    // A target of another configuration does not hear of this one's hosts.
+    // A target with another configuration does not learn of these hosts.
     let other = Bed::new();
     let config = fs::read_to_string(other.config()).unwrap();
     let mine = text(&other.path("target.sock"));
@@ -249,7 +249,7 @@ fn limits_of_a_host_are_set_kept_and_taken_away_in_the_running_target() {
     assert_eq!(fs::read_to_string(&file).unwrap(), before, "the file stays");
     let said = ["limited to 500 IOPS (burst 50), 64MiB/s", "host-db1.toml is changed"];
     assert_said(&set(&["db1", "--bandwidth", "64MiB", "--persist"]), &said);
-    // What was said for a while is not written down.
+    // A temporary limit is not written to the file.
     let toml = fs::read_to_string(&file).unwrap();
     assert!(toml.contains("bandwidth = \"64MiB/s\"") && !toml.contains("iops"), "{toml}");
     assert!(toml.contains(&key), "{toml}");
@@ -261,7 +261,7 @@ fn limits_of_a_host_are_set_kept_and_taken_away_in_the_running_target() {
     assert_said(&command("rblk-target", &["reload", "--control-socket", &socket]), &["db1"]);
     assert!(limits("db1").unwrap().starts_with("64MiB/s"));
 
-    // Nothing changes where it is refused.
+    // A refused change changes nothing.
     let refused = set(&["db1", "--bandwidth-burst", "4KiB", "--persist"]);
     assert_refused(&refused, 2, &["bandwidth_burst", "less than max_io"]);
     let refused = set(&["db1", "--bandwidth-burst", "4KiB"]);
@@ -275,7 +275,7 @@ fn limits_of_a_host_are_set_kept_and_taken_away_in_the_running_target() {
 }
 
 #[test]
-fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
+fn a_reload_revokes_before_it_grants_and_names_rights_that_are_still_valid() {
     let bed = Bed::new();
     bed.key("rblk-target", "target.key");
     let (first, second) = (bed.key("rblk-initiator", "1.key"), bed.key("rblk-initiator", "2.key"));
@@ -297,7 +297,8 @@ fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
     let third = bed.key("rblk-initiator", "3.key");
     let more = format!("[[host]]\nname = 'db3'\nkeys = ['{third}']\nvolumes = ['*:rw']\n");
 
-    // Refused beforehand: nothing happens, and it is said who is still let in.
+    // Refused before the first step: nothing changes, and the message names the hosts that are
+    // still let in.
     fs::remove_file(bed.path("target.d/host-db1.toml")).unwrap();
     fs::write(bed.config(), config.replacen("size = '1MiB'", "size = '512KiB'", 1) + &more)
         .unwrap();
@@ -308,7 +309,7 @@ fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
     assert_said(&reload(&["--hosts"]), &["lets in 2 hosts now"]);
     assert_eq!(hosts(), ["db3", "db2"]);
 
-    // What fails later: what was to be taken is taken, and nothing is given.
+    // A later failure: revoked rights are revoked, and new rights are not granted.
     fs::remove_file(bed.path("target.d/host-db2.toml")).unwrap();
     let fourth = more.replace("db3", "db4").replace(&third, &second);
     let huge = config.replacen("size = '1MiB'", "size = '512TiB'", 1);
@@ -318,7 +319,7 @@ fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
     assert_eq!(hosts(), ["db3"]);
 }
 
-/// What the first steps of the documents promise, from the keys to the volumes that a host sees.
+/// The first steps of the documents, from the keys to the volumes of a host.
 #[test]
 fn a_host_sees_its_volumes_and_a_stranger_nothing() {
     let bed = Bed::new();
@@ -348,7 +349,7 @@ fn a_host_sees_its_volumes_and_a_stranger_nothing() {
     assert_eq!(names(&discover(&known, "db1.key")), ["vol0", "logs"]);
 
     assert_refused(&discover(&known, "other.key"), 5, &["does not let in the key", &other]);
-    // A target that is not the one that was meant, and a host without a key.
+    // A target with an unexpected key, and a host without a key.
     let ended = discover(&other, "db1.key");
     assert_ne!(ended.code, Some(0), "{ended:?}");
     let bare = command("rblk-initiator", &["discover", &target.address.to_string()]);
@@ -363,7 +364,7 @@ fn a_host_sees_its_volumes_and_a_stranger_nothing() {
 }
 
 #[test]
-fn hosts_without_effect_are_said_to_be() {
+fn hosts_without_effect_are_reported() {
     let bed = Bed::new();
     let config = fs::read_to_string(bed.config()).unwrap();
     fs::write(bed.config(), config.replace("auth = 'required'\n", "")).unwrap();
@@ -378,7 +379,7 @@ fn hosts_without_effect_are_said_to_be() {
     assert_refused(&bed.host(&["set", "db1", "--iops", "50"]), 1, &["authentication is off"]);
 }
 
-/// Nobody serves other hosts by mistake: the first start says what to do.
+/// No target serves other hosts by mistake: the first start explains the next step.
 #[test]
 fn a_target_that_others_reach_needs_a_key() {
     let bed = Bed::new();

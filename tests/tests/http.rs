@@ -1,4 +1,4 @@
-//! What a real target serves over HTTP: metrics that Prometheus takes, health, and the bounds.
+//! The HTTP server of a real target: metrics that Prometheus accepts, health, and the limits.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -40,7 +40,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-/// The metrics of a target that has served something.
+/// The metrics of a target after some I/O.
 fn metrics_of_work(dir: &Path) -> String {
     let (target, port) = target(dir, &["--file", &file(dir), "--memory", "m=1MiB"]);
     let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
@@ -56,18 +56,18 @@ fn metrics_of_work(dir: &Path) -> String {
     text
 }
 
-/// The last word of a target, for whoever asked before its end.
+/// The last message of a target, for a client that asked before its end.
 fn farewell(port: u16) -> std::thread::JoinHandle<String> {
     let asking = std::thread::spawn(move || {
         exchange(port, b"GET /farewell HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     });
-    // The question is there before what is asked of is over.
+    // The request must arrive before the target's end.
     std::thread::sleep(Duration::from_millis(300));
     asking
 }
 
 #[test]
-fn who_waits_for_the_last_word_hears_how_the_target_ended_and_nothing_of_a_crash() {
+fn the_farewell_names_the_end_of_the_target_and_a_crash_has_none() {
     let dir = tempfile::tempdir().unwrap();
     let (mut drained, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let word = farewell(port.number);
@@ -100,7 +100,7 @@ fn who_waits_for_the_last_word_hears_how_the_target_ended_and_nothing_of_a_crash
 }
 
 #[test]
-fn the_past_of_the_volumes_is_there_for_who_asks_later() {
+fn the_history_of_the_volumes_can_be_read_later() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--file", &file(dir.path()), "--memory", "m=1MiB"]);
     let past = |after: u64| -> serde_json::Value {
@@ -123,7 +123,7 @@ fn the_past_of_the_volumes_is_there_for_who_asks_later() {
         (Some(1), Some(4096), Some(8192))
     );
     assert_eq!(deeds[0]["read"].as_array().unwrap().len(), 1, "one time in one bucket: {deeds}");
-    // A second in which nothing happens is no moment.
+    // A second without I/O adds no moment.
     std::thread::sleep(Duration::from_millis(2200));
     client.flush();
     client.logout();
@@ -136,7 +136,7 @@ fn the_past_of_the_volumes_is_there_for_who_asks_later() {
 }
 
 #[test]
-fn the_status_says_its_condition_what_it_uses_and_where_it_listens() {
+fn the_status_has_condition_usage_and_listeners() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--file", &file(dir.path()), "--memory", "m=1MiB"]);
     let _client = Client::connect(&target.address, "vol0", 1).unwrap();
@@ -194,7 +194,7 @@ fn health_follows_the_drain() {
     let (target, port) = target(dir.path(), &["--memory", "m=1MiB", "--drain-timeout", "1h"]);
     let answer = get(port.number, "/healthz");
     assert_eq!((answer.status, answer.body.as_str()), (200, "serving 1 volumes to 0 sessions\n"));
-    // It stays, so the drain lasts.
+    // The client stays, so the drain lasts.
     let _client = Client::connect(&target.address, "m", 1).unwrap();
     let mut drain = Command::new(program("rblk-target"));
     drain.args(["drain", "--no-wait", "--control-socket"]).arg(&target.socket);
@@ -207,7 +207,7 @@ fn health_follows_the_drain() {
 }
 
 #[test]
-fn every_path_is_what_it_says() {
+fn every_path_has_its_document() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let status: serde_json::Value =
@@ -243,9 +243,9 @@ fn every_path_is_what_it_says() {
     assert!(post.status == 405 && post.head.contains("allow: get, head"), "{post:?}");
 }
 
-/// A page of somebody else, in a browser on this host, whose name leads here.
+/// A page of another site, in a browser on this host, with a name that resolves to this host.
 #[test]
-fn a_name_of_somebody_else_is_refused() {
+fn a_foreign_host_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     for path in ["/", "/metrics", "/status.json", "/events"] {
@@ -260,7 +260,7 @@ fn clients_that_send_too_much_or_nothing_are_ended_and_others_served() {
     let dir = tempfile::tempdir().unwrap();
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port.number)).unwrap();
-    // More than there are places, and none says anything.
+    // More clients than there are places, and all are silent.
     let silent: Vec<TcpStream> = (0..60).map(|_| connect()).collect();
     assert_eq!(get(port.number, "/healthz").status, 200);
     drop(silent);
@@ -269,7 +269,7 @@ fn clients_that_send_too_much_or_nothing_are_ended_and_others_served() {
     let lines = "X: 1\r\n".repeat(100);
     let many = format!("GET / HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n");
     assert!(!exchange(port.number, many.as_bytes()).contains("200 OK"));
-    // Its end is never sent.
+    // The end of the request is never sent.
     let half = exchange(port.number, b"GET / HTTP/1.1\r\nHost: loc");
     assert!(!half.contains("200 OK"), "{half}");
     let noise: Vec<u8> = (0..=255).cycle().take(20_000).collect();
@@ -277,7 +277,7 @@ fn clients_that_send_too_much_or_nothing_are_ended_and_others_served() {
     assert_eq!(get(port.number, "/healthz").status, 200);
 }
 
-/// A probe is answered at once.
+/// Checks that a probe is answered at once.
 fn is_healthy(port: u16, what: &str) {
     let begun = Instant::now();
     let answer = get(port, "/healthz");
@@ -287,7 +287,7 @@ fn is_healthy(port: u16, what: &str) {
 }
 
 #[test]
-fn clients_keep_no_probe_from_healthz() {
+fn clients_hold_up_no_probe_of_healthz() {
     let dir = tempfile::tempdir().unwrap();
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let say = |text: &str| {
@@ -302,7 +302,8 @@ fn clients_keep_no_probe_from_healthz() {
     let idle = all("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     is_healthy(port.number, "idle clients");
     drop(idle);
-    // They ask for much and take nothing: each holds its place for the time of an answer.
+    // Each client asks for much and reads nothing, so it holds its place for the time limit of an
+    // answer.
     let much = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(600);
     let deaf: Vec<TcpStream> = (0..48).map(|_| say(&much)).collect();
     std::thread::sleep(Duration::from_secs(1));
@@ -323,7 +324,7 @@ fn an_address_that_others_reach_is_a_warning_and_a_taken_one_a_failure() {
     let port = free_port();
     let http = format!("0.0.0.0:{}", port.number);
     let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--http", &http]);
-    // The log has a thread of its own.
+    // Another thread writes the log.
     wait_for("the warning", || {
         target.log().contains("everybody who reaches this address can read").then_some(())
     });
@@ -348,14 +349,14 @@ fn families(text: &str) -> BTreeSet<&str> {
     text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect()
 }
 
-/// The names of our metrics in expressions.
+/// The names of rblk's metrics in expressions.
 fn named(text: &str) -> BTreeSet<String> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c| !is_of_name(c)).filter(|word| word.starts_with("rblk_"));
     words.map(str::to_owned).collect()
 }
 
-/// Names in expressions that no metric has.
+/// Names in expressions that match no metric.
 fn unknown(expressions: &str, known: &BTreeSet<&str>) -> Vec<String> {
     let is_known = |name: &String| {
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
@@ -385,12 +386,12 @@ fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     assert_eq!(unknown(wrong, &known), ["rblk_target_no_such_total"]);
 }
 
-/// Grafana's variables have values here.
+/// Replaces Grafana's variables by values.
 fn with_values(expression: &str) -> String {
     expression.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$volume", ".*")
 }
 
-/// A rule records each expression of the dashboard, so promtool reads it.
+/// A rule records each expression of the dashboard, so that promtool parses it.
 #[test]
 fn prometheus_takes_the_expressions_of_the_dashboard() {
     let text = std::fs::read_to_string(root().join("config/grafana/rblk.json")).unwrap();

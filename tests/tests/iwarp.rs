@@ -1,7 +1,7 @@
 //! Targets on devices with the rules of iWARP: no immediates, a completed WRITE proves nothing, and
 //! the sink of a READ needs the right of remote write, so its key is on the wire.
 //!
-//! `lab_iwarp` has the same over a real iWARP device.
+//! `lab_iwarp` has the same tests over a real iWARP device.
 
 use rblk_fabric::WcStatus;
 use rblk_fabric::soft::network::{Conditions, End};
@@ -34,10 +34,10 @@ fn options() -> QueueOptions {
     }
 }
 
-/// Four commands of the longest kind have room at a time, in each direction; here are four times as
-/// many, of all lengths, with digests and without.
+/// The landing memory has room for four commands of the longest kind in each direction. Here are
+/// four times as many, of all lengths, with digests and without.
 #[test]
-fn data_passes_both_ways_however_much_is_under_way() {
+fn data_passes_both_ways_at_any_load() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
@@ -58,7 +58,7 @@ fn data_passes_both_ways_however_much_is_under_way() {
             let queue = bed.queue(volume, options);
             let lens: Vec<usize> =
                 (0..16).map(|_| 512 << random.index(8)).map(|len: usize| len.min(LEN)).collect();
-            // The last one is of two stripes, which may be of two poll groups.
+            // The last one covers two stripes, perhaps of two poll groups.
             let place = |tag: usize| (tag * LEN + LEN / 2) as u64;
             for round in 0..3 {
                 for (tag, len) in lens.iter().enumerate() {
@@ -93,10 +93,10 @@ fn data_passes_both_ways_however_much_is_under_way() {
     }
 }
 
-/// As many READs of write data as credits allow are under way when reads find no room: their ends
-/// prove nothing of what was sent since, and a proof is asked for all the same.
+/// As many READs of write data as credits allow are under way when reads find no room. The ends of
+/// these READs prove nothing about later WRITEs, but the target asks for a proof all the same.
 #[test]
-fn reads_and_writes_do_not_keep_each_other_from_room() {
+fn reads_and_writes_do_not_starve_each_other_of_room() {
     for seed in 0..30 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
@@ -131,9 +131,9 @@ fn a_rogue_peer_reaches_no_sink_of_another() {
         let mut rogue = RawPeer::tested(&mut bed, rogue, volume, options());
         let own = bed.rig.last_landing().expect("it is on iWARP");
         assert_ne!((own.addr, own.rkey), (sink.addr, sink.rkey));
-        // Where data of the rogue's own lands it may write, and harms itself.
+        // The rogue may write to its own landing memory, and harms only itself.
         rogue.write_remote(own.addr, own.rkey.0, &[0xee; 512]);
-        // Half of the honest one's data has landed, and the rest does not come yet.
+        // Half of the honest peer's data has landed, and the rest is delayed.
         let bytes = pattern(seed, LEN);
         honest.lent.region().write(0, &bytes);
         let write = honest.transfer(Opcode::Write, 1, 0, u32::try_from(LEN / 512).unwrap());
@@ -144,7 +144,7 @@ fn a_rogue_peer_reaches_no_sink_of_another() {
         }
         assert_eq!(honest.listen(), []);
         assert_eq!(rogue.listen(), [], "it lives");
-        // Key and address went over the wire with the READ.
+        // The key and the address went over the wire with the READ.
         rogue.write_remote(sink.addr, sink.rkey.0, &[0xee; 512]);
         assert_eq!(rogue.hear(&mut bed), Heard::End(WcStatus::RemoteAccess));
         let Heard::Response(response) = honest.hear(&mut bed) else { panic!("no response") };
@@ -154,8 +154,8 @@ fn a_rogue_peer_reaches_no_sink_of_another() {
     }
 }
 
-/// What a digest is checked in, and what is written, is the same copy: the peer may write where its
-/// data landed.
+/// The digest is checked on the same copy that is written, since the peer may write to the landing
+/// memory.
 #[test]
 fn data_that_was_changed_where_it_landed_is_not_written() {
     for (volume, seed) in [(STORE, 1), (MEMORY, 2), (NULL, 3)] {
@@ -171,7 +171,7 @@ fn data_that_was_changed_where_it_landed_is_not_written() {
             data_digests: DataDigests { first: crc32c(&bytes), second: 0 },
             ..command
         };
-        // Half of the data has landed, and is changed before the rest comes.
+        // Half of the data has landed, and changes before the rest arrives.
         bed.rig.network().set_conditions(Conditions { buffer: LEN / 2, ..Conditions::default() });
         peer.send(&command.to_wire());
         for _ in 0..20 {
@@ -187,7 +187,7 @@ fn data_that_was_changed_where_it_landed_is_not_written() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_keeps_only_its_own_from_room() {
+fn a_peer_that_takes_nothing_starves_only_its_own_connection() {
     let rig = rig(5);
     let mut bed = Bed::new(&rig);
     let suspect = bed.rig.begin_session();
@@ -209,7 +209,7 @@ fn a_peer_that_takes_nothing_keeps_only_its_own_from_room() {
         bed.write(bystander, 0, &pattern(round, LEN));
         assert!(bed.read(bystander, 0, LEN) == pattern(round, LEN));
     }
-    // It is as if it had been away: everything is answered.
+    // The peer continues, and everything is answered.
     peer.wire.stall(End::B, false);
     let mut answers = 0;
     bed.rig

@@ -1,5 +1,5 @@
-//! Data of small writes that lands in slots of the cache: it is not copied, it is what was sent
-//! however the slots cut it, and the slots come back.
+//! Data of small writes that lands in slots of the cache: no copy is made, any cut by slot ends
+//! keeps the data, and the slots come back.
 
 use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, BlockCount, CommandCapsule, Features, Lba, Opcode, Status, Tag};
@@ -28,7 +28,7 @@ fn set_apart(bed: &mut Bed) -> usize {
     bed.rig.groups_mut().map(|group| group.shard().slots().set_apart()).sum()
 }
 
-/// The session's connections end, and nothing of the arena is held any more.
+/// The session's connections end, and no memory of the arena is held any more.
 fn end(bed: &mut Bed, rig: &RigOptions) {
     let session = bed.session;
     bed.rig.new_epoch(session).expect("the connections end");
@@ -36,7 +36,7 @@ fn end(bed: &mut Bed, rig: &RigOptions) {
     bed.assert_arena_is_whole(rig);
 }
 
-/// Writes a version of every block, all at once, and reads it.
+/// Writes a version of every block, all at once, and reads it back.
 fn write_all(bed: &mut Bed, queue: QueueId, version: u64) {
     let seed = |tag: u16| version * 1000 + u64::from(tag);
     for tag in 0..DEPTH {
@@ -71,7 +71,7 @@ fn writes_of_a_block_are_not_copied() {
 
 #[test]
 fn data_is_copied_where_no_slots_are_set_apart() {
-    // The arena is too small; the session has no volume in a store, or only reads it; not agreed.
+    // The arena is too small, or the ends did not agree on data first.
     let small = RigOptions { arena_bytes: 2 << 20, ..rig() };
     for (rig, features) in [(small, FIRST), (rig(), FIRST.without(Features::DATA_FIRST))] {
         let mut bed = Bed::with_cache(&rig, CacheMode::WriteThrough);
@@ -108,7 +108,7 @@ fn no_more_than_an_eighth_of_the_arena_is_set_apart() {
     for (version, queue) in (0..).zip(&queues) {
         write_all(&mut bed, *queue, version);
     }
-    // Those of a connection that ends are for the next one.
+    // The slots of an ended connection go to the next one.
     let session = bed.session;
     bed.rig.new_epoch(session).expect("the connections end");
     for queue in &queues {
@@ -120,7 +120,7 @@ fn no_more_than_an_eighth_of_the_arena_is_set_apart() {
     end(&mut bed, &rig);
 }
 
-/// A message as it is sent where data comes first.
+/// A message in which the data comes first.
 fn packed(list: &[(CommandCapsule, Vec<u8>)]) -> Vec<u8> {
     let data = list.iter().flat_map(|(_, data)| data.clone());
     data.chain(list.iter().rev().flat_map(|(command, _)| command.to_wire())).collect()
@@ -133,8 +133,8 @@ fn write(peer: &mut RawPeer, tag: u16, lba: u64, data: &[u8]) -> CommandCapsule 
     CommandCapsule { buffer: None, lba: Lba(lba), count, in_capsule_bytes: bytes, ..command }
 }
 
-/// Whatever the lengths of the data of a message: each command gets its own, and those of other
-/// sizes than a slot are cut by the ends of slots.
+/// Messages with data of any lengths: each command gets its own data. Data of another size than a
+/// slot is cut by slot ends.
 #[test]
 fn data_of_any_length_is_what_was_sent() {
     for (seed, cache) in (0..).zip([CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack])
@@ -157,7 +157,7 @@ fn data_of_any_length_is_what_was_sent() {
                 let blocks = [1, 7, 8, 8, random.within(1, 8)][random.index(5)];
                 let bytes = usize::try_from(blocks).expect("few") * 512;
                 let data = pattern(seed << 32 | round << 8 | tag, bytes);
-                // Of this round, no two are of the same bytes.
+                // No two writes of this round overlap.
                 let lba = tag * 128 + random.below(120);
                 let place = usize::try_from(lba).expect("near") * 512;
                 expected[place..place + bytes].copy_from_slice(&data);
@@ -193,7 +193,7 @@ fn data_of_any_length_is_what_was_sent() {
     }
 }
 
-/// A message that breaks a rule ends its connection, which gives its slots back; others serve on.
+/// A message that breaks a rule ends its connection, which returns its slots; others are served on.
 #[test]
 fn a_wrong_message_harms_nobody() {
     let spoils: [fn(&mut Vec<u8>); 6] = [

@@ -1,5 +1,5 @@
-//! Queues whose path has several QPs: where their requests go, and that the path lives and dies as
-//! one.
+//! Queues with several QPs in their path: the distribution of requests, and a path that lives and
+//! dies as one.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn read(target: &mut RawTarget, tag: u16, blocks: u64) {
     target.engine.submit(Tag(tag), io).unwrap();
 }
 
-/// What came by each lane, from the first on.
+/// The commands on each lane, from the first on.
 fn heard(target: &mut RawTarget, lanes: u16) -> Vec<Vec<CommandCapsule>> {
     target.steps(20);
     let mut heard = Vec::new();
@@ -40,15 +40,15 @@ fn tags(heard: &[Vec<CommandCapsule>]) -> Vec<Vec<u16>> {
 }
 
 #[test]
-fn data_goes_where_the_least_is_on_its_way() {
+fn data_takes_the_lane_with_the_least_on_its_way() {
     let mut target = RawTarget::tested(of_lanes(3));
     for (tag, blocks) in [(0, 16), (1, 4), (2, 8), (3, 1), (4, 1), (5, 4)] {
         read(&mut target, tag, blocks);
     }
     let first = heard(&mut target, 3);
-    // 16 | 4 | 8, and then always to the second, which has 5, 6, 10 by then; the third has 8.
+    // 16 | 4 | 8 blocks, then always the second lane, with 5, 6, 10 by then; the third has 8.
     assert_eq!(tags(&first), [vec![0], vec![1, 3, 4, 5], vec![2]]);
-    // An answer makes room where it came.
+    // An answer makes room on its lane.
     let large = &first[0][0];
     let imm = Immediate::new(large.tag, large.sequence);
     target.write_with_imm(large.buffer.unwrap(), &vec![7; 16 * 512], imm);
@@ -60,10 +60,10 @@ fn data_goes_where_the_least_is_on_its_way() {
 }
 
 #[test]
-fn what_is_small_shares_messages_on_the_first_lane() {
+fn small_commands_share_messages_on_the_first_lane() {
     let mut target = RawTarget::tested(of_lanes(2));
     read(&mut target, 0, 8);
-    // They name no memory: nothing is moved for them, whatever is on its way.
+    // These commands name no memory: no data moves for them, even if other data is on its way.
     for (tag, op) in [(1, IoOp::Flush), (2, IoOp::Discard), (3, IoOp::WriteZeroes)] {
         let len = if op == IoOp::Flush { 0 } else { 512 };
         let io = Io::new(op, 0, len, BlockSize::new(512).unwrap()).unwrap();
@@ -85,7 +85,7 @@ fn an_answer_by_another_lane_than_its_command_ends_the_path() {
         read(&mut target, 1, 8);
         let sent = heard(&mut target, 2);
         assert_eq!(tags(&sent), [[0], [1]]);
-        // By the first, what was asked by the second. The sequence is right.
+        // The first lane answers a command of the second one. The sequence is right.
         let command = &sent[1][0];
         if with_imm {
             let imm = Immediate::new(command.tag, command.sequence);
@@ -118,7 +118,7 @@ fn a_path_carries_nothing_before_every_lane_is_tested() {
     let pattern = |lane: usize| rblk_protocol::self_test_pattern(tests[lane][0].sequence);
     target.answer_self_test(&tests[0][0], &pattern(0), true);
     assert_eq!(tags(&heard(&mut target, 2)), [[0_u16; 0]; 2], "one lane is not tested");
-    // The bytes of the other lane's test are not its own.
+    // The self-test bytes of the other lane are wrong here.
     target.switch_lane();
     target.answer_self_test(&tests[1][0], &pattern(0), true);
     assert_eq!(target.path_end(), Some(PathEnd::SelfTest));
@@ -133,7 +133,7 @@ fn the_end_of_one_lane_is_that_of_the_path_and_no_data_is_lost() {
             bed.rig.fill_buffer(queue, Tag(tag), &pattern(tag.into(), 32 << 10));
             bed.submit(queue, tag, IoOp::Write, u64::from(tag) << 15, 32 << 10);
         }
-        // In the midst of it.
+        // In the middle of the data.
         bed.rig.wires(queue)[lane].cut_after(End::A, 20_000);
         bed.rig.run(10_000, |rig| !rig.is_connected(queue)).unwrap();
         let ends = bed.rig.take_path_ends(queue);
@@ -149,20 +149,20 @@ fn the_end_of_one_lane_is_that_of_the_path_and_no_data_is_lost() {
 }
 
 #[test]
-fn one_silent_lane_is_noticed_however_much_the_others_say() {
+fn one_silent_lane_is_noticed_beside_busy_ones() {
     let tick = Duration::from_millis(10);
     let mut bed = Bed::new(&RigOptions { tick, ..RigOptions::default() });
     let queue = bed.queue(MEMORY, of_lanes(2));
     bed.rig.engine_mut(queue).set_pulse(Some(Pulse::of(DETECT)));
     bed.write(queue, 0, &pattern(1, 8192));
     bed.rig.wires(queue)[1].stall(End::B, true);
-    // The first lane has as much, so that the second gets the next one.
+    // The first lane has as much data on its way, so the second one gets the next command.
     bed.submit(queue, 0, IoOp::Read, 0, 8192);
     bed.submit(queue, 1, IoOp::Read, 0, 8192);
     let mut steps = 0;
     while bed.rig.is_connected(queue) {
         assert!(steps <= 210, "the path is still there");
-        // Small ones go by the first lane and are answered.
+        // Small commands use the first lane and are answered.
         let flush = bed.rig.request(queue, IoOp::Flush, 0, 0);
         if bed.rig.submit(queue, Tag(2), flush).is_err() {
             bed.rig.step();

@@ -1,5 +1,5 @@
-//! RDMA of a path that is gone: it gets into no buffer, whichever of its QP and its keys is left,
-//! and the target counts it.
+//! RDMA of a path that is gone: it reaches no buffer, with its QP or its keys left over, and the
+//! target counts it.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn both_kinds() -> [QueueOptions; 2] {
     [small(), QueueOptions { features: Features::default(), ..small() }]
 }
 
-/// The answer of a READ as one that knows no better sends it.
+/// Answers a READ of a dead path, as a target that does not know of its end does.
 fn send_late(target: &mut RawTarget, read: &CommandCapsule, with_imm: bool) {
     let to = read.buffer.unwrap();
     if with_imm {
@@ -50,7 +50,7 @@ fn a_dead_queue_pair_takes_nothing_though_the_memory_is_still_registered() {
     for with_imm in [true, false] {
         let mut target = RawTarget::tested(small());
         let read = target.request(IoOp::Read, 0);
-        // Control has not destroyed the path yet; the buffer is the engine's again.
+        // Control has not destroyed the path yet; the engine owns the buffer again.
         let dead = target.drop_path();
         assert_eq!(dead.memory.buffers.sinks.rkey().0, read.buffer.unwrap().rkey);
         guard(&target.buffers);
@@ -69,13 +69,13 @@ fn a_key_of_a_dead_path_opens_nothing_on_a_living_one() {
         let mut target = RawTarget::tested(small());
         let old = target.request(IoOp::Read, 0);
         target.reconnect();
-        // The same request, in the same buffer, by another key and at another address.
+        // The repeated request uses the same buffer with another key and another address.
         let new = target.next_command();
         assert_eq!((new.opcode, new.tag), (Opcode::Read, old.tag));
         let (old_buffer, new_buffer) = (old.buffer.unwrap(), new.buffer.unwrap());
         assert_ne!(old_buffer.address, new_buffer.address, "random for each path");
         assert_ne!(old_buffer.rkey, new_buffer.rkey);
-        // The address is one where memory is: the key alone is wrong.
+        // The address is valid, and only the key is wrong.
         let guessed = KeyedDescriptor { address: new_buffer.address, ..old_buffer };
         let old = CommandCapsule { buffer: Some(guessed), ..old };
         guard(&target.buffers);
@@ -90,7 +90,7 @@ fn a_key_of_a_dead_path_opens_nothing_on_a_living_one() {
 }
 
 #[test]
-fn a_target_counts_what_the_initiator_does_not_lend_any_more() {
+fn a_target_counts_rdma_to_memory_that_is_no_longer_lent() {
     for options in both_kinds() {
         for opcode in [Opcode::Read, Opcode::Write] {
             let rig = RigOptions::default();
@@ -98,14 +98,14 @@ fn a_target_counts_what_the_initiator_does_not_lend_any_more() {
             let session = bed.rig.begin_session();
             bed.open_all(session);
             let mut peer = RawPeer::tested(&mut bed, session, STORE, options);
-            // A command that is served blocks nothing.
+            // A served command is not counted as blocked.
             let command = peer.transfer(opcode, 1, 0, 16);
             peer.send(&command.to_wire());
             assert!(!matches!(peer.hear(&mut bed), Heard::End(_)));
             assert_eq!(bed.rig.target_counts().stale_rdma_blocked, 0);
             let before = bed.rig.store_mut().bytes(STORE).to_vec();
-            // The QP lives on. The key in the command dies while the store works, or is dead when
-            // it comes.
+            // The QP stays. The key in the command dies while the store works, or is dead before
+            // the command arrives.
             let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
             bed.rig.store_mut().set_conditions(stalled);
             let command = peer.transfer(opcode, 2, 64, 16);
@@ -165,7 +165,7 @@ fn data_on_its_way_when_a_path_ends_gets_nowhere() {
         let counts = bed.rig.target_counts();
         on_their_way += counts.rdma_writes + counts.rdma_writes_with_imm - read;
         bed.rig.disconnect(queue);
-        // All buffers are ours now: those of requests that wait for the next path, too.
+        // All buffers are ours now, including those of requests that wait for the next path.
         let buffers = Arc::clone(bed.rig.buffers(queue));
         guard(&buffers);
         for _ in 0..2000 {

@@ -1,5 +1,5 @@
-//! What a daemon that a script starts keeps of the script, and how it is protected: `serve` and
-//! `vhost`. The process of a mount is in `lab_faults/in_use.rs`.
+//! Descriptors that a daemon keeps of the script that starts it, and the daemon's protection:
+//! `serve` and `vhost`. The process of a mount is in `lab_faults/in_use.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -9,17 +9,17 @@ use std::process::{Child, Command};
 
 use rblk_tests::program::{Target, program, wait_for};
 
-/// Opens descriptors as a script that holds a lock, and becomes its arguments.
+/// Opens descriptors, as a script that holds a lock does, and executes its arguments.
 const SCRIPT: &str = r#"exec 9>"$0"; flock -n 9; exec 12</; exec "$@""#;
 
-/// This process, and so a program that it starts, has CAP_SYS_RESOURCE (24).
+/// Whether this process, and so a program that it starts, has CAP_SYS_RESOURCE (24).
 fn may_lower_scores() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
     u64::from_str_radix(set.trim(), 16).unwrap() >> 24 & 1 == 1
 }
 
-/// The process keeps no descriptor of the script, and leaves no core file.
+/// Checks that the process keeps no descriptor of the script, and leaves no core file.
 #[track_caller]
 fn keeps_nothing(pid: u32, lent: &Path, score: &str) {
     let proc = PathBuf::from(format!("/proc/{pid}"));
@@ -34,7 +34,7 @@ fn keeps_nothing(pid: u32, lent: &Path, score: &str) {
     let limits = fs::read_to_string(proc.join("limits")).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{core}");
-    // Without CAP_SYS_RESOURCE, which root of a container may lack, the score stays as it was.
+    // Without CAP_SYS_RESOURCE, which root of a container may lack, the score stays.
     if may_lower_scores() {
         assert_eq!(fs::read_to_string(proc.join("oom_score_adj")).unwrap().trim(), score);
     }
@@ -51,7 +51,7 @@ impl Drop for Ended {
 }
 
 #[test]
-fn a_target_keeps_nothing_that_was_lent() {
+fn a_target_keeps_no_descriptor_of_its_script() {
     let dir = tempfile::tempdir().unwrap();
     let lent = dir.path().join("lock");
     let script = ["bash", "-ec", SCRIPT, lent.to_str().unwrap()];
@@ -61,7 +61,7 @@ fn a_target_keeps_nothing_that_was_lent() {
 }
 
 #[test]
-fn a_disk_of_a_guest_keeps_nothing_that_was_lent() {
+fn a_disk_of_a_guest_keeps_no_descriptor_of_its_script() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--auth", "none"]);
@@ -79,7 +79,7 @@ fn a_disk_of_a_guest_keeps_nothing_that_was_lent() {
         .spawn()
         .unwrap();
     let child = Ended(child);
-    // Said when guests may come.
+    // Printed when guests may connect.
     wait_for("a disk for a guest", || {
         let out = fs::read_to_string(at("vhost.out")).unwrap_or_default();
         (!out.is_empty()).then_some(())

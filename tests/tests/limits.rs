@@ -39,7 +39,7 @@ struct Host {
     ended: u64,
 }
 
-/// Hosts of one target with two volumes in memory, of which the first is limited.
+/// Hosts of one target with two volumes in memory. The first volume is limited.
 struct Lab {
     rig: Rig<RamStore>,
     hosts: Vec<Host>,
@@ -54,7 +54,7 @@ impl Lab {
         Self { rig, hosts: Vec::new() }
     }
 
-    /// One more host, whose requests are so long.
+    /// Adds a host with requests of `bytes`.
     fn host(&mut self, volume: VolumeIndex, depth: u16, bytes: u64) -> usize {
         let session = self.rig.begin_session();
         self.rig.open(session, volume, AccessMode::Shared);
@@ -75,7 +75,7 @@ impl Lab {
         (0..self.hosts[host].depth).for_each(|tag| self.submit(host, tag, IoOp::Read));
     }
 
-    /// Lets time pass, in which each request that ended is followed by another.
+    /// Lets time pass. Each request that ends is followed by another.
     fn run(&mut self, ticks: u64) {
         for _ in 0..ticks {
             self.rig.step();
@@ -89,21 +89,21 @@ impl Lab {
         }
     }
 
-    /// Requests of a host that ended in so much time.
+    /// The requests of each host that ended in `ticks`.
     fn ended_in(&mut self, ticks: u64) -> Vec<u64> {
         self.hosts.iter_mut().for_each(|host| host.ended = 0);
         self.run(ticks);
         self.hosts.iter().map(|host| host.ended).collect()
     }
 
-    /// Lets time pass, in which nothing new comes.
+    /// Lets time pass without new requests.
     fn steps(&mut self, ticks: u64) {
         for _ in 0..ticks {
             self.rig.step();
         }
     }
 
-    /// Has the target do a step of the change of the first volume.
+    /// Runs a step of a change of the first volume.
     fn order(&mut self, volume: &Arc<Volume>, step: Step) {
         self.rig.begin_step(volume, step);
         let mut outcome = None;
@@ -115,7 +115,7 @@ impl Lab {
         assert_eq!(outcome, Some(Ok(())));
     }
 
-    /// The first volume has these limits from now on.
+    /// Sets the limits of the first volume.
     fn limit(&mut self, limits: Limits) {
         let before = Volume::clone(&self.rig.volumes()[0]);
         let limits = Limiter::renewed(before.limits.as_ref(), limits);
@@ -157,9 +157,9 @@ fn a_limited_volume_gets_its_bytes_per_second() {
 }
 
 #[test]
-fn hosts_that_share_a_volume_have_equal_shares_whatever_their_depth() {
+fn hosts_that_share_a_volume_have_equal_shares_at_any_depth() {
     for groups in [1, 2] {
-        // With two poll groups, each host is served by one of them.
+        // With two poll groups, each group serves one host.
         let mut lab = Lab::new(iops(2000, 10), groups);
         lab.host(FIRST, 128, 4096);
         lab.host(FIRST, 4, 4096);
@@ -220,7 +220,7 @@ fn flushes_do_not_wait_and_refused_commands_neither() {
     lab.rig.run(1000, |rig| rig.outstanding(lab.hosts[0].queue) == 5).expect("the flush");
     let outcomes = lab.rig.take_outcomes();
     assert_eq!(outcomes.iter().map(|o| (o.tag.0, o.result)).collect::<Vec<_>>(), [(6, 0)]);
-    // Whoever lost the volume is told so when his time comes, and nothing is done.
+    // A host that lost the volume is refused when its turn comes, and its writes have no effect.
     lab.rig.close(lab.hosts[0].session, FIRST, Status::Fenced);
     lab.limit(Limits::default());
     lab.rig.run(1000, |rig| rig.outstanding(lab.hosts[0].queue) == 0).expect("the answers");
@@ -244,7 +244,7 @@ fn commands_that_wait_end_with_their_connection_and_never_begin() {
         bytes.iter().filter(|byte| **byte == 0xaa).count() / 4096
     };
     assert_eq!(written(&lab.rig), 1);
-    // Its machine dies: the target learns of it by the next epoch.
+    // The host's machine dies: the target learns of it by the next epoch.
     lab.rig.drop_queue(queue, true);
     lab.rig.new_epoch(lab.hosts[host].session).expect("an epoch");
     let session = lab.hosts[host].session;
@@ -286,7 +286,7 @@ fn a_write_that_waits_for_its_limit_and_a_snapshot_pays_once_and_keeps_its_first
     lab.rig.run(1000, |rig| rig.outstanding(queue) == 2).expect("the burst");
     let volume = Arc::clone(&lab.rig.volumes()[0]);
     lab.order(&volume, Step::Hold);
-    // Their limit lets both begin after 20 ms.
+    // The limit lets both begin after 20 ms.
     lab.steps(10_000);
     lab.submit(host, 3, IoOp::Write);
     lab.steps(100);
@@ -309,7 +309,7 @@ fn a_write_that_a_snapshot_held_waited_until_it_was_released() {
     lab.order(&volume, Step::Hold);
     lab.submit(host, 0, IoOp::Write);
     lab.steps(100);
-    // The thread sleeps until control says so.
+    // The thread sleeps until control releases the write.
     lab.rig.skip(5000);
     lab.order(&volume, Step::Access);
     lab.rig.run(100, |rig| rig.outstanding(queue) == 0).expect("the answer");

@@ -1,5 +1,5 @@
-//! Several capsules in one message: what is packed, that it means what its capsules mean, and what
-//! a list that breaks a rule does.
+//! Several capsules in one message: the packing, the meaning of a list, and the effect of a list
+//! that breaks a rule.
 
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{PathEnd, QueueCounts};
@@ -28,7 +28,7 @@ fn options(features: Features) -> QueueOptions {
     QueueOptions { depth: DEPTH, io_max_bytes: 64 << 10, features, ..QueueOptions::default() }
 }
 
-/// A path whose commands are all keyed, unless they are shorter than this.
+/// A path with a key in every command, unless the data is at most `in_capsule_bytes`.
 fn raw(features: Features, in_capsule_bytes: u32) -> RawTarget {
     RawTarget::tested(QueueOptions { in_capsule_bytes, ..options(features) })
 }
@@ -58,7 +58,7 @@ fn the_commands_of_a_turn_share_messages_in_the_order_of_their_sequence() {
     assert_eq!(tags(&messages), [(0..16).collect::<Vec<_>>(), (16..20).collect()]);
     let sequences: Vec<u32> = messages.iter().flatten().map(|c| c.sequence.0).collect();
     assert!(sequences.is_sorted_by(|a, b| a + 1 == *b), "{sequences:?}");
-    // Data is the end of a message, and what comes later does not change one that was posted.
+    // Data ends a message, and a later command never changes a message that was posted.
     for (tag, op) in [IoOp::Read, IoOp::Write, IoOp::Write, IoOp::Read].into_iter().enumerate() {
         submit(&mut target, op, 20 + u16::try_from(tag).unwrap());
     }
@@ -86,7 +86,7 @@ fn share_messages(features: Features) {
         (&[Write; 2], &[&[0, 1]]),
         (&[Write; 3], &[&[0, 1, 2]]),
         (&[Write; 8], &[&[0, 1, 2], &[3, 4, 5], &[6, 7]]),
-        // The third data is the end of a message, as is the sixteenth command.
+        // The third data ends a message, and so does the sixteenth command.
         (
             &[Read, Write, Flush, Write, Read, Write, Read, Write, Read],
             &[&[0, 1, 2, 3, 4, 5], &[6, 7, 8]],
@@ -128,14 +128,14 @@ fn share_messages(features: Features) {
 }
 
 #[test]
-fn slots_and_buffers_of_shared_messages_are_written_again_when_the_message_arrived() {
+fn slots_and_buffers_of_shared_messages_are_reused_after_their_arrival() {
     write_again(DATA);
     write_again(FIRST);
 }
 
 fn write_again(features: Features) {
-    // As above for commands: the answer to any command of a message frees its tag, its buffer and
-    // its slot, and the next one with that tag has other data, whatever became of the others.
+    // As above, with data: the answer to a command of a message frees its tag, its buffer and its
+    // slot. The next command with that tag has other data, independent of the other commands.
     let mut random = Random::new(2);
     let mut target = raw(features, 512);
     let mut waiting: Vec<(CommandCapsule, u64)> = Vec::new();
@@ -183,9 +183,9 @@ fn nothing_is_packed_that_was_not_agreed() {
 }
 
 #[test]
-fn a_slot_is_written_again_only_when_its_message_arrived() {
-    // Tags come free and are used again in another order each time, while nothing is signaled: what
-    // the target reads is what the engine says last, message by message.
+fn a_slot_is_reused_only_after_its_message_arrived() {
+    // Tags come free and are used again in another order each time, without signaled WRs: the
+    // target must read the engine's last bytes in every message.
     let mut random = Random::new(1);
     let mut target = raw(LISTS, 0);
     for round in 0..200 {
@@ -213,7 +213,7 @@ fn a_slot_is_written_again_only_when_its_message_arrived() {
     }
 }
 
-/// What a round of requests at full depth takes, in a steady state.
+/// The counters of rounds of requests at full depth, in a steady state.
 fn counted(features: Features, op: IoOp, rounds: u64) -> (QueueCounts, StatsSnapshot) {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(MEMORY, options(features));
@@ -259,7 +259,7 @@ fn writes_at_depth_share_messages_with_their_data() {
     let rounds = 100;
     let (i, t) = counted(DATA, IoOp::Write, rounds);
     let ios = rounds * u64::from(DEPTH);
-    // 32 are ten times three and two.
+    // 32 commands are ten times three and two.
     let messages = rounds * 11;
     assert_eq!((i.sends, i.lists, i.listed), (messages, messages, ios));
     assert_eq!((i.in_capsule_writes, i.keyed_commands), (ios, 0));
@@ -267,7 +267,7 @@ fn writes_at_depth_share_messages_with_their_data() {
     assert_eq!((t.sends, t.lists, t.listed), (ios / 16, ios / 16, ios), "answers as ever");
     let (i, _) = counted(DATA, IoOp::Read, rounds);
     assert_eq!((i.sends, i.listed), (ios / 16, ios), "reads as ever");
-    // The data of one message has a bound of its own: two of 8 KiB, one of 16.
+    // The data of one message is limited, too: two of 8 KiB, one of 16.
     for (bytes, messages) in [(8 << 10, 16), (16 << 10, 32)] {
         let mut bed = Bed::new(&RigOptions::default());
         let options = QueueOptions { in_capsule_bytes: bytes, ..options(DATA) };
@@ -289,7 +289,7 @@ fn writes_at_depth_share_messages_with_their_data() {
     }
 }
 
-/// An honest queue, and a peer to be watched.
+/// An honest queue, and a peer under observation.
 fn watched(features: Features, volume: VolumeIndex) -> (Bed, QueueId, RawPeer) {
     let mut bed = Bed::new(&RigOptions::default());
     let bystander = bed.queue(STORE, options(BOTH));
@@ -315,13 +315,13 @@ fn write(peer: &mut RawPeer, tag: u16, blocks: u32) -> CommandCapsule {
 }
 
 #[test]
-fn a_list_is_served_as_its_commands_would_be() {
+fn a_list_is_served_like_its_single_commands() {
     for features in [BOTH, LISTS] {
         let mut bed = Bed::new(&RigOptions::default());
         let session = bed.rig.begin_session();
         bed.open_all(session);
         let mut peer = RawPeer::tested(&mut bed, session, STORE, options(features));
-        // Of another epoch, of no volume, of nothing, out of bounds, good: each gets its own
+        // Commands of another epoch, of no volume, empty, out of bounds, good: each gets its own
         // answer.
         let mut list: Vec<_> =
             (0..14).map(|tag| peer.transfer(Opcode::Read, tag, u64::from(tag) * 8, 8)).collect();
@@ -369,7 +369,7 @@ fn a_list_is_served_as_its_commands_would_be() {
     }
 }
 
-/// A write of 4 KiB inside its command, to a volume of the session.
+/// A write with 4 KiB of in-capsule data, to a volume of the session.
 fn inside(peer: &mut RawPeer, tag: u16, volume: VolumeIndex, lba: u64) -> CommandCapsule {
     let command = peer.transfer(Opcode::Write, tag, lba, 8);
     let volume = VolumeHandle(u32::from(volume.0) + 1);
@@ -384,11 +384,11 @@ struct Short {
     peer: RawPeer,
 }
 
-/// A peer of a target whose memory is all taken, by reads of another that do not end before the
-/// store is let go: writes to [`STORE`] wait with their data where it landed, writes to [`MEMORY`]
-/// do not.
+/// A peer of a target without free memory: reads of another queue hold it until the store is
+/// released. Writes to [`STORE`] wait with their data in the receive slot, writes to [`MEMORY`] do
+/// not.
 fn short_of_memory(features: Features) -> Short {
-    // One request of a session may take memory however much it is: the first read takes all.
+    // One request of a session may always take memory: the first read takes all.
     let rig = RigOptions { arena_bytes: 64 << 10, io_max_bytes: 64 << 10, ..RigOptions::default() };
     let mut bed = Bed::new(&rig);
     let other = bed.queue(STORE, options(BOTH));
@@ -420,7 +420,7 @@ fn tags_heard(heard: &[Heard]) -> Vec<u16> {
 fn a_receive_slot_comes_back_with_the_last_data_in_it() {
     let Short { mut bed, other, mut peer, .. } = short_of_memory(DATA);
     let recvs = |bed: &Bed| bed.rig.target_counts().recvs;
-    // Each way round: the one that waits is first, in the middle, last.
+    // In each order: the waiting write is first, in the middle, last.
     for (round, waits) in (0..3u16).enumerate() {
         let before = recvs(&bed);
         let tag = |at: u16| 3 * waits + at;
@@ -438,7 +438,7 @@ fn a_receive_slot_comes_back_with_the_last_data_in_it() {
         expected.push(DEPTH);
         assert_eq!(tags_heard(&peer.hear_answers(&mut bed, 3)), expected, "round {round}");
         assert_eq!(recvs(&bed), before, "its slot is still in use");
-        // A message of its own finds another, which comes back at once.
+        // A single message finds another slot, which comes back at once.
         let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
         peer.send(&beat.to_wire());
         assert_eq!(peer.hear_answers(&mut bed, 1).len(), 1);
@@ -461,7 +461,7 @@ fn a_receive_slot_comes_back_with_the_last_data_in_it() {
 #[test]
 fn a_peer_that_keeps_its_credits_always_finds_a_receive_slot() {
     let Short { mut bed, mut peer, .. } = short_of_memory(DATA);
-    // All tags but one wait, each in a slot of its own that others with data have left.
+    // All tags but one wait. Each occupies a slot alone, after the other data in it was used.
     let last = DEPTH - 1;
     let busy = |peer: &mut RawPeer, waits: Option<u16>, round: u16| {
         let mut list = vec![inside(peer, last, MEMORY, 0)];
@@ -495,7 +495,7 @@ fn a_connection_that_dies_with_data_in_its_slots_leaves_nothing() {
             (0..3).map(|tag| inside(&mut peer, tag, STORE, 800 + u64::from(tag) * 8)).collect();
         let mut message = [bytes(&list), vec![7; 3 * 4096]].concat();
         if !cut {
-            // The rule is broken behind those that are good, which began.
+            // The rule is broken after the good commands, which have begun.
             message[64 * good + 40] = 1;
         }
         peer.send(&message);
@@ -526,8 +526,7 @@ fn a_connection_that_dies_with_data_in_its_slots_leaves_nothing() {
 
 #[test]
 fn receive_slots_of_lists_come_back_at_once() {
-    // More messages than there are slots, while the first commands of each list are still worked
-    // on.
+    // More messages than slots, while the first commands of each list are in progress.
     let mut bed = Bed::new(&RigOptions::default());
     let session = bed.rig.begin_session();
     bed.open_all(session);
@@ -603,14 +602,14 @@ fn a_list_that_breaks_a_rule_ends_its_connection_and_harms_nobody_else() {
             list
         }),
     ];
-    // One answers within the turn, the other later.
+    // One volume answers within the turn, the other later.
     let both = cases.iter().flat_map(|case| [MEMORY, FROZEN].map(|volume| (case, volume)));
     for ((what, features, spoil), volume) in both {
         let (mut bed, bystander, mut peer) = watched(*features, volume);
         let before = bed.rig.target_counts();
         let message = spoil(&mut peer);
         peer.send(&message);
-        // What stood before the broken rule may have been answered.
+        // Commands before the broken rule may have been answered.
         let heard = peer.hear_answers(&mut bed, LIST_MAX + 1);
         assert!(matches!(heard.last(), Some(Heard::End(_))), "{what}: {heard:?}");
         let after = bed.rig.target_counts();
@@ -630,7 +629,7 @@ fn answers_count_up_to_the_one_that_breaks_a_rule() {
     fn wire(answers: &[ResponseCapsule]) -> Vec<u8> {
         answers.iter().flat_map(ResponseCapsule::to_wire).collect()
     }
-    // How many of three are answered.
+    // The number of answers that count, of three.
     let cases: &[(&str, usize, Features, Spoil)] = &[
         ("all", 3, LISTS, |c| wire(&[answer(&c[2]), answer(&c[0]), answer(&c[1])])),
         ("a list where none was agreed", 0, NONE, |c| wire(&[answer(&c[0]), answer(&c[1])])),
@@ -678,7 +677,7 @@ fn answers_count_up_to_the_one_that_breaks_a_rule() {
 }
 
 #[test]
-fn random_lists_of_answers_never_panic_and_never_answer_what_was_not_asked() {
+fn random_lists_of_answers_never_panic_and_never_end_a_request_that_was_not_sent() {
     for seed in 0..400 {
         let mut random = Random::new(seed);
         let mut target = raw([LISTS, BOTH][random.index(2)], 0);

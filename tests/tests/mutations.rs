@@ -1,5 +1,5 @@
-//! The simulation finds each deliberate fault of [`Mutation`], or, of those of records, the model
-//! of runs does. A fault that is not found is a hole in them.
+//! The simulation finds each deliberate fault of [`Mutation`], and the model of runs finds the
+//! faults of records. A fault that neither finds is a hole in them.
 //!
 //! ```text
 //! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture
@@ -18,11 +18,11 @@ use rblk_tests::runs;
 use rblk_tests::sim::{Plan, World};
 use rblk_tests::storm::seeds;
 
-/// Seeds that are tried for each fault until one finds the fault.
+/// Seeds to try for each fault.
 const SEEDS: u64 = 1500;
-/// Seeds of the model of runs, which are short.
+/// Seeds of the model of runs, which is fast.
 const SEEDS_OF_RUNS: u64 = 20_000;
-/// What the model of runs finds: all else is found by the simulation.
+/// The faults that the model of runs finds. The simulation finds the others.
 const FOUND_BY_RUNS: [Mutation; 4] = [
     Mutation::RecordOfFailedStart,
     Mutation::RecordOfOthers,
@@ -31,7 +31,7 @@ const FOUND_BY_RUNS: [Mutation; 4] = [
 ];
 /// Processes at a time.
 const THREADS: usize = 2;
-/// Before the seed that found a fault, in the output of a process.
+/// Precedes the seed that found a fault, in the output of a process.
 const FOUND: &str = "found by seed ";
 
 #[test]
@@ -65,7 +65,7 @@ fn each_mutation_is_found() {
     assert!(missed.is_empty(), "nothing finds {missed:?}");
 }
 
-/// Runs what is to find a fault. Returns the seed that found the fault, and by what.
+/// Runs the search for a fault. Returns the seed that found the fault, and the finder.
 fn try_one(name: &str) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
@@ -82,7 +82,7 @@ fn try_one(name: &str) -> Result<String, String> {
     found.map(str::to_owned).ok_or_else(end)
 }
 
-/// Not a test: the process that has the fault.
+/// Not a test: the process with the fault.
 #[test]
 #[ignore = "run by other tests"]
 fn run_with_mutation() {

@@ -1,5 +1,5 @@
-//! What is no failure must not look like one: initiators that come, look and leave, and those that
-//! come back to a target that was started anew.
+//! Normal events must not look like failures: initiators that come, look and leave, and initiators
+//! that come back to a restarted target.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use rblk_protocol::{Epoch, HostId, Name, SessionId};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, DEADLINE, Target, program, run, wait_for};
 
-/// Lines of a target's log that people read as failures.
+/// Lines of a target's log that look like failures.
 fn complaints(target: &Target) -> Vec<String> {
     const WORDS: [&str; 4] = ["WARN", "ERROR", "failed", "was lost"];
     let log = target.log();
     log.lines()
         .filter(|line| WORDS.iter().any(|word| line.contains(word)))
-        // Of its start: this one has no store, and no RDMA device.
+        // Skips warnings of the start: this target has no store, and no RDMA device.
         .skip_while(|line| !line.contains("peer"))
         .map(str::to_owned)
         .collect()
@@ -33,7 +33,7 @@ fn assert_nothing_failed(target: &Target) {
 }
 
 #[test]
-fn who_looks_and_leaves_is_no_lost_connection() {
+fn a_host_that_leaves_is_no_lost_connection() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     for _ in 0..5 {
@@ -41,7 +41,7 @@ fn who_looks_and_leaves_is_no_lost_connection() {
         let ended = run(Command::new(program("rblk-initiator")).args(["discover", &address]));
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
-    // As `umount` does it: the queues leave first, then the session.
+    // In the order of `umount`: the queues leave first, then the session.
     for host in 1..=5 {
         let mut client = Client::connect(&target.address, "m", host).unwrap();
         client.write(0, &pattern(u64::from(host), 4096));
@@ -52,10 +52,10 @@ fn who_looks_and_leaves_is_no_lost_connection() {
     assert!(target.log().contains("the initiator left"), "{}", target.log());
 }
 
-/// As a mount does after a restart of its target: it asks for its session, and begins a new one
-/// when there is none.
+/// A mount does this after a restart of its target: it asks for its session, and begins a new one
+/// if the old one is gone.
 #[test]
-fn who_comes_back_after_a_restart_is_no_warning() {
+fn a_host_that_returns_after_a_restart_is_no_warning() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let host = HostIdentity { id: HostId([1; 16]), name: Name::new("test").unwrap() };

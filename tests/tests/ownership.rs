@@ -1,10 +1,10 @@
-//! Who may touch the buffers of a program's queue, whatever happens in which order: a buffer that a
-//! device may still write to is in nobody's hands, in no other request, and in mapped memory.
+//! The ownership of the buffers of a program's queue, in any order of events: a buffer that a
+//! device may still write to is in no other hands, in no other request, and in mapped memory.
 //!
 //! The queue is the one of `rblk-client`, the target is the real one, and the network is the
 //! in-memory one whose devices touch memory until their QPs are destroyed. A seed decides every
-//! step. What a buffer holds is noted when it comes into the program's hands, and must be the same
-//! until it leaves them: late RDMA into it, and a second user of its memory, change it.
+//! step. The test notes a buffer's bytes when the program gets it. They must stay the same until
+//! the program gives it away: late RDMA, or a second user of the memory, would change them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const ACTIONS: u32 = 700;
 const SEEDS: u64 = 60;
 const EIO: i32 = 5;
 
-/// A buffer in the program's hands, with what it holds.
+/// A buffer in the program's hands, with its bytes.
 struct Held {
     buffer: Buffer,
     holds: Vec<u8>,
@@ -57,13 +57,13 @@ struct Totals {
 struct World {
     bed: Bed,
     random: Random,
-    // `None`: it died, and its QPs with it.
+    // `None`: control died, and its QPs with it.
     control: Option<Detached>,
     queue: Option<Queue>,
     wires: Vec<Wire>,
-    // Its path is gone, or about to be.
+    // The path is gone, or about to end.
     lost: bool,
-    // Where each buffer that is under way begins, by token.
+    // The address of each buffer under way, by token.
     under_way: HashMap<u64, usize>,
     held: Vec<Held>,
     dead: Vec<Ended>,
@@ -163,7 +163,7 @@ impl World {
         self.tokens += 1;
         match queue.submit(request.with_token(self.tokens)) {
             Ok(()) => assert!(self.under_way.insert(self.tokens, begin).is_none()),
-            // It comes back as it was.
+            // The buffer comes back unchanged.
             Err(refused) => {
                 let buffer = refused.request.into_buffer().expect("its buffer");
                 self.held.push(Held { buffer, holds });
@@ -174,7 +174,7 @@ impl World {
     fn poll(&mut self) {
         let Some(queue) = &mut self.queue else { return };
         let mut done = Vec::new();
-        // Without control a queue says so, and what was under way stays there.
+        // Without control a poll fails, and requests under way stay there.
         let polled = queue.poll(&mut done);
         assert!(polled.is_ok() || self.control.is_none(), "{polled:?}");
         for done in done {
@@ -189,8 +189,8 @@ impl World {
         }
     }
 
-    /// The next epoch, as after a LOGIN: its queue has a path when the target's ends of the paths
-    /// before are destroyed.
+    /// The next epoch, as after a LOGIN: the queue gets a path after the target has destroyed its
+    /// ends of the old paths.
     fn connect(&mut self) {
         let Some(control) = &self.control else { return };
         let Some(memory) = control.memory() else { return };
@@ -213,7 +213,7 @@ impl World {
         self.dead.extend(std::iter::from_fn(|| control.next_end()));
     }
 
-    /// The kernel has destroyed the QPs of a path, of any.
+    /// The kernel has destroyed the QPs of one path.
     fn destroy_one(&mut self) {
         let at = self.random.index(self.dead.len().max(1));
         if at < self.dead.len() {
@@ -223,10 +223,10 @@ impl World {
         }
     }
 
-    /// With everything that is under way. Sometimes another queue takes its place.
+    /// Drops the queue with its requests under way. Sometimes another queue takes its place.
     fn drop_queue(&mut self) {
         let Some(queue) = self.queue.take() else {
-            // Another one begins when all of the queue before is gone.
+            // The next queue begins after the old one is gone entirely.
             self.held.clear();
             self.dead.clear();
             if let Some(control) = &self.control {
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// Everything goes, in an order that the seed decides, and nothing is left.
+    /// Drops everything, in an order that the seed decides, and checks that nothing is left.
     fn end(mut self) -> Totals {
         let mut parts = [0, 1, 2, 3];
         for at in 0..parts.len() {

@@ -15,7 +15,7 @@ use rblk_tests::bed::pattern;
 use rblk_tests::browser::Browser;
 use rblk_tests::program::{Client, FreePort, Target, free_port, program, run};
 
-/// A target with a file and a memory, and the port of its page.
+/// A target with a volume in a file and one in memory, and the port of its page.
 fn target(dir: &Path) -> (Target, FreePort) {
     let file = dir.join("vol0.img");
     std::fs::File::create(&file).and_then(|f| f.set_len(64 << 20)).expect("a store");
@@ -51,7 +51,7 @@ fn open(browser: &mut Browser, port: &FreePort) {
     browser.wait_for("a live page", "document.documentElement.dataset.state === 'live'");
 }
 
-/// Keeps pictures where somebody wants them.
+/// Saves pictures if `RBLK_PICTURES` is set.
 fn keep_pictures(browser: &mut Browser, name: &str, shapes: &[(&str, u32, bool)]) {
     let Some(dir) = std::env::var_os("RBLK_PICTURES") else { return };
     for (shape, width, dark) in shapes {
@@ -68,7 +68,7 @@ fn keep_pictures(browser: &mut Browser, name: &str, shapes: &[(&str, u32, bool)]
 
 const TEXT: &str = "document.body.innerText";
 
-/// The text of the banner and the title of the tab.
+/// The text of the banner, and the title of the tab.
 fn banner_and_title(browser: &mut Browser) -> (String, String) {
     let mut text = |of: &str| browser.value(of).as_str().unwrap_or_default().to_owned();
     (text("document.getElementById('banner').innerText"), text("document.title"))
@@ -97,7 +97,7 @@ fn a_page_under_load_shows_rates_latencies_and_that_its_target_died() {
     browser.wait_for("an empty table", &format!("{TEXT}.includes('No host is connected.')"));
     let stop = Arc::new(AtomicBool::new(false));
     let loads = ["vol0", "ram0"].map(|volume| load(&target.address, volume, &stop));
-    // Of the page's own numbers: "1.2k/s".
+    // The page formats its numbers: "1.2k/s".
     browser.wait_for("reads", "/^[1-9]/.test(document.getElementById('reads').textContent)");
     browser.wait_for("writes", "/^[1-9]/.test(document.getElementById('writes').textContent)");
     let cells = |row: &str| {
@@ -158,7 +158,7 @@ fn a_page_says_that_its_target_drains_and_that_it_is_back() {
     let (target, port) = target(dir.path());
     let mut browser = Browser::start(dir.path());
     open(&mut browser, &port);
-    // It stays, so the drain lasts.
+    // The client stays, so the drain lasts.
     let mut client = Client::connect(&target.address, "ram0", 1).unwrap();
     client.read(0, 4096);
     browser.wait_for("a second of the past", "moments.length === 1");
@@ -229,7 +229,7 @@ fn a_page_that_opens_late_shows_what_was_before() {
     browser.wait_for("the past", "moments.length >= 3");
     let reads = target.status().total.reads;
     let sum = "moments.reduce((sum, { volumes }) => sum + volumes[0].reads, 0)";
-    // The last piece of it is taken a second after the last session.
+    // The last moment is taken a second after the last session.
     browser.wait_for("all of it", &format!("{sum} === {reads}"));
     let bins = "moments.reduce((sum, { volumes }) => sum + volumes[0].read.reduce((n, [, more]) => n + more, 0), 0)";
     assert_eq!(browser.value(bins).as_u64(), Some(reads), "every read has a time");
@@ -240,7 +240,7 @@ fn a_page_that_opens_late_shows_what_was_before() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// What comes once a second must not hide what came once.
+/// Events of every second must not hide a single event.
 #[test]
 fn events_of_one_kind_hide_none_of_another() {
     let dir = tempfile::tempdir().unwrap();
@@ -269,7 +269,7 @@ fn events_of_one_kind_hide_none_of_another() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// A file system in memory, gone when dropped.
+/// A file system in memory. Drop removes it.
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
@@ -326,7 +326,7 @@ fn as_root_a_full_store_is_in_the_title_the_badge_and_the_warnings() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Hosts that come and go leave nothing in a page that stays open for weeks.
+/// A page that stays open for weeks keeps nothing of hosts that come and go.
 #[test]
 fn rows_of_sessions_that_are_gone_are_forgotten() {
     let dir = tempfile::tempdir().unwrap();
@@ -345,7 +345,7 @@ fn rows_of_sessions_that_are_gone_are_forgotten() {
     };
     // Another session each time, and one that stays.
     assert_eq!(browser.value(&several("1000", "['stays', 'host ' + n]")), 1 + 1 + 60);
-    // All at once, and then none of them.
+    // All sessions at once, and then none of them.
     assert_eq!(browser.value(&several("2", "n ? ['stays'] : [...Array(5000).keys()]")), 1 + 256);
     assert_eq!(browser.value(&several("100", "['stays']")), 1);
     assert_eq!(browser.complaints, Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! Real targets that restart, fail to start, change what they serve and hand volumes on: what their
-//! records say of each volume, and whether hosts are told of a loss exactly where one may be.
+//! Real targets that restart, fail to start, change their volumes and hand volumes on: the records
+//! of each volume, and reports of a loss exactly where there may be one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use serde_json::Value;
 const FILE_BYTES: usize = 1 << 20;
 const LEN: usize = 4096;
 
-/// Starts target `store1` with volumes on files, which are made if they are not there. `more`:
-/// tables of the configuration behind that of a volume.
+/// Starts target `store1` with volumes on files, which are made if they are missing. `volumes`:
+/// names, with further lines of their tables.
 fn start(dir: &Path, volumes: &[(&str, &str)]) -> Target {
     Target::start(dir, &["--config", &configuration(dir, volumes).display().to_string()])
 }
@@ -40,7 +40,7 @@ fn stop(mut target: Target) {
     assert_eq!(target.wait(), Some(0), "{}", target.log());
 }
 
-/// The files of the state directory that end so.
+/// The files of the state directory with this extension.
 fn files(dir: &Path, extension: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let paths = paths.filter(|path| path.extension().is_some_and(|its| its == extension));
@@ -51,7 +51,7 @@ fn records(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files(dir, "volume")
 }
 
-/// As if the machine had booted since the target ran.
+/// Pretends that the machine has booted since the target ran.
 fn boot(dir: &Path) {
     for (path, text) in records(dir) {
         let mut record: Value = serde_json::from_slice(&text).unwrap();
@@ -68,7 +68,7 @@ fn verifier(target: &Target, volume: &str) -> WriteVerifier {
     verifier
 }
 
-/// A host writes, and no FLUSH covers it.
+/// Writes as a host, without a FLUSH.
 fn write(target: &Target, volume: &str) -> WriteVerifier {
     let mut client = Client::connect(&target.address, volume, 1).expect("a client");
     client.write(0, &pattern(1, LEN));
@@ -110,7 +110,7 @@ fn a_start_that_fails_hides_no_loss() {
         assert!(records(dir.path()) == left, "at {limit} it wrote: {}", ended.stderr);
     }
     assert!(failed > 3, "no start has failed");
-    // The last one did not fail, and its stop synced the store.
+    // The last start did not fail, and its stop synced the store.
     left.iter().for_each(|(path, text)| std::fs::write(path, text).unwrap());
     boot(dir.path());
     let target = start(dir.path(), &[("v", "")]);
@@ -118,21 +118,21 @@ fn a_start_that_fails_hides_no_loss() {
 }
 
 #[test]
-fn a_clean_stop_speaks_only_of_what_it_synced() {
+fn a_clean_stop_vouches_only_for_synced_volumes() {
     for between in [&[("w", "")][..], &[("v", "read_only = true")], &[]] {
         let dir = tempfile::tempdir().unwrap();
         let mut target = start(dir.path(), &[("v", "")]);
         let known = write(&target, "v");
         target.kill();
         stop(start(dir.path(), between));
-        // The process alone loses nothing.
+        // The end of the process alone loses nothing.
         let target = start(dir.path(), between);
         stop(target);
         boot(dir.path());
         let target = start(dir.path(), &[("v", "")]);
         assert_ne!(verifier(&target, "v"), known, "{between:?}");
     }
-    // A run that serves it for writing syncs it, whoever wrote.
+    // A run that serves the volume for writing syncs it, even if an earlier run wrote.
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[("v", "")]);
     let known = write(&target, "v");
@@ -165,7 +165,7 @@ fn a_change_of_the_cache_mode_is_no_loss() {
         let mut client = Client::connect(&target.address, "v", 1).unwrap();
         assert!(client.read(0, LEN) == pattern(1, LEN), "{how}");
     }
-    // And the other way: what is only in the memory of the process is lost with it.
+    // In the other direction: write-back data is lost with the process.
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[("v", "")]);
     let known = verifier(&target, "v");
@@ -176,7 +176,7 @@ fn a_change_of_the_cache_mode_is_no_loss() {
 }
 
 #[test]
-fn what_becomes_writable_after_an_upgrade_is_written_at_the_stop() {
+fn a_volume_made_writable_after_an_upgrade_is_synced_at_the_stop() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &[("v", "")]);
     order(&target, &["volume", "set", "v", "--read-only"]);
@@ -203,14 +203,14 @@ fn a_volume_that_was_removed_and_added_is_known() {
     assert_eq!(verifier(&target, "v"), known, "what hosts wrote was made durable first");
     target.kill();
     boot(dir.path());
-    // It was served, and written to or not: nobody knows.
+    // The volume was served, and perhaps written to: the records cannot tell.
     let target = start(dir.path(), &[("v", ""), ("w", "")]);
     assert_ne!(verifier(&target, "v"), known);
     let known = verifier(&target, "v");
     order(&target, &["volume", "remove", "v"]);
     drop(target);
     boot(dir.path());
-    // Without it the volume was safe when it went, however the run ended.
+    // The volume was safe when it was removed, and the end of the run does not matter.
     assert_eq!(verifier(&start(dir.path(), &[("v", ""), ("w", "")]), "v"), known);
 }
 
@@ -233,7 +233,7 @@ fn the_next_holder_reads_only_what_is_durable() {
     assert!(second.read(0, LEN) == pattern(7, LEN), "what it has read is there");
 }
 
-/// The version before served the volume since, without a record: it left files of its own.
+/// The version before has served the volume since, without a record: it left files of its own.
 #[test]
 fn a_record_is_old_beside_files_of_the_version_before() {
     let dir = tempfile::tempdir().unwrap();
@@ -258,7 +258,7 @@ fn a_record_is_old_beside_files_of_the_version_before() {
 }
 
 #[test]
-fn a_record_that_is_no_file_is_no_start_and_no_wait() {
+fn a_record_that_is_no_file_fails_the_start_at_once() {
     let dir = tempfile::tempdir().unwrap();
     stop(start(dir.path(), &[("v", "")]));
     let record = records(dir.path()).into_keys().next().unwrap();
@@ -275,12 +275,12 @@ fn a_record_that_is_no_file_is_no_start_and_no_wait() {
 }
 
 #[test]
-fn what_the_version_before_left_is_converted() {
+fn files_of_the_version_before_are_converted() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &[("v", ""), ("w", "cache = 'write-back'")]);
     let generation = Client::connect(&target.address, "v", 1).unwrap().volume.generation;
     stop(target);
-    // The same in the files of the version before.
+    // The same facts in the files of the version before.
     let mut holders = Vec::new();
     for (path, text) in records(dir.path()) {
         let record: Value = serde_json::from_slice(&text).unwrap();

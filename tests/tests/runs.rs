@@ -1,4 +1,4 @@
-//! Random sequences of runs, and what they tell hosts of their writes: see [`rblk_tests::runs`].
+//! Random sequences of runs, and the losses that hosts hear of: see [`rblk_tests::runs`].
 //!
 //! 20,000 seeds over the model of a state directory, 100,000 with `RBLK_LONG=1`, and a few hundred
 //! over real files. `RBLK_SEED=N` runs one seed alone.
@@ -27,7 +27,7 @@ fn run(kind: Kind, count: u64) -> Report {
     let mut sum = Report::default();
     sums.iter().for_each(|report| sum.add(report));
     println!("{kind:?}, {seeds:?} in {:?}: {sum:?}", begun.elapsed());
-    // Something was at stake, and was kept, and was lost.
+    // Writes were at stake; some were kept, and some were lost.
     let many = seeds.end - seeds.start >= 200;
     let is_rich = sum.kept > 100 && sum.told > 100 && sum.gone > 50 && sum.changes[0] > 100;
     assert!(!many || is_rich, "{sum:?}");
@@ -35,7 +35,7 @@ fn run(kind: Kind, count: u64) -> Report {
 }
 
 #[test]
-fn the_same_verifier_means_that_nothing_is_gone_and_a_loss_has_a_cause() {
+fn an_equal_verifier_means_no_loss_and_a_loss_has_a_cause() {
     run(Kind::Memory, if is_long() { 100_000 } else { 20_000 });
 }
 

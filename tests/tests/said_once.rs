@@ -1,4 +1,4 @@
-//! Errors as people read them: each cause is there, once.
+//! Error texts: each cause is there exactly once.
 
 use std::error::Error;
 use std::fs;
@@ -19,7 +19,7 @@ fn cause() -> io::Error {
     io::Error::other(CAUSE)
 }
 
-/// Errors that name the cause that they have, of every crate.
+/// Errors with a cause in their text, of every crate.
 fn with_causes() -> Vec<Box<dyn Error + Send + Sync>> {
     let address = || "tcp://192.0.2.1:7721".to_owned();
     let path = || PathBuf::from("/srv/v.img");
@@ -45,7 +45,7 @@ fn with_causes() -> Vec<Box<dyn Error + Send + Sync>> {
     ]
 }
 
-/// Errors of this host, whose causes are the kernel's.
+/// Errors of this host, caused by the kernel.
 fn of_this_host() -> Vec<anyhow::Error> {
     let none = Path::new("/no/such/directory/file.toml");
     vec![
@@ -59,7 +59,7 @@ fn of_this_host() -> Vec<anyhow::Error> {
     ]
 }
 
-/// Parts between colons that are said twice.
+/// Parts between colons that occur twice.
 fn doubled(text: &str) -> Vec<&str> {
     let parts: Vec<&str> = text.split(": ").filter(|part| part.len() >= 10).collect();
     let twice = |(at, part): (usize, &&&str)| parts[..at].contains(part);
@@ -91,7 +91,7 @@ fn no_error_says_its_cause_twice() {
     );
 }
 
-/// `{:#}` of an error says causes again that its text has.
+/// `{:#}` prints causes again that an error's text already has.
 #[test]
 fn no_program_prints_a_whole_chain_of_causes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,5 +1,5 @@
-//! `top` on a terminal that is ended by a signal: the terminal is as it was, and who waits for the
-//! program learns of the signal.
+//! `top` on a terminal, ended by a signal: the terminal is restored, and the parent process sees
+//! the signal.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,10 +23,10 @@ struct Top {
 }
 
 impl Top {
-    /// Starts it, and waits until it has the terminal for itself.
+    /// Starts `top`, and waits until it has switched the terminal.
     fn start(target: &Target, terminal: &str) -> Self {
         let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
-        // It draws more than a terminal keeps.
+        // Reads the output, since `top` draws more than a terminal buffers.
         let drawn = Arc::new(Mutex::new(String::new()));
         let all = Arc::clone(&drawn);
         std::thread::spawn(move || {
@@ -36,7 +36,7 @@ impl Top {
             }
         });
         let before = tcgetattr(&slave).expect("a terminal");
-        // Whoever runs the tests may have them ignore signals, as nohup does.
+        // The parent of the tests may ignore signals, as nohup does.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program("rblk-target")).env("TERM", terminal);
         command.args(["top", "--control-socket"]).arg(&target.socket);
@@ -85,7 +85,7 @@ fn long_lines_are_cut_and_the_keys_are_told() {
             drawn.contains("q or ctrl-C: end").then(|| drawn.clone())
         })
     };
-    // The terminal breaks no line while it is drawn, and does again behind it.
+    // Line wrap is off while `top` draws, and on again after it.
     let drawn = frame("xterm");
     let (cut, whole) = (drawn.find("\x1b[?7l").unwrap(), drawn.find("VOLUME").unwrap());
     assert!(cut < whole && drawn[whole..].contains("\x1b[?7h"), "{drawn:?}");

@@ -1,7 +1,7 @@
 //! A target whose files are deleted, replaced, cut or write-protected while it serves them, and
-//! whose `state_dir` cannot be written: what each command says of it, and what it refuses.
+//! with a `state_dir` that cannot be written: the messages and the refusals of each command.
 //!
-//! Tests whose names begin with `as_root_` need root and are ignored unless `--ignored` asks for
+//! Tests named `as_root_...` need root and are ignored unless `--ignored` asks for
 //! them.
 
 use std::fs::{self, File};
@@ -58,7 +58,7 @@ impl Bed {
         Target::start(self.directory.path(), &["--config", &config, "--http", &http])
     }
 
-    /// `rblk-target WHAT`, which finds the target that runs.
+    /// `rblk-target` with these arguments, for the running target.
     fn run(&self, what: &str) -> Ended {
         let mut command = Command::new(program("rblk-target"));
         command.args(what.split_whitespace());
@@ -72,7 +72,7 @@ impl Bed {
         run(&mut command)
     }
 
-    /// What `rblk-target WHAT` prints for programs and for people.
+    /// Both outputs of `rblk-target` with these arguments.
     fn said(&self, what: &str) -> String {
         let Ended { stdout, stderr, .. } = self.run(what);
         stdout + &stderr
@@ -108,7 +108,7 @@ fn fault_of(status: &TargetStatus, name: &str) -> Option<StoreFaultKind> {
     volume.store_fault.as_ref().map(|fault| fault.kind)
 }
 
-/// Waits until `status` sees this of `v`: an answer may be of a look a moment before.
+/// Waits until `status` shows this fault of `v`: an answer may be a moment old.
 fn wait_for_fault(target: &Target, kind: Option<StoreFaultKind>) {
     wait_for(&format!("{kind:?}"), || (fault_of(&target.status(), "v") == kind).then_some(()));
 }
@@ -139,7 +139,7 @@ fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
     let (found, whole) =
         ("is deleted, and what hosts wrote ends with this target", "WARN  v: its file");
     assert_says(&bed.said("volume list"), &[whole, found, &copy]);
-    // The table of a screen breaks lines.
+    // The table on a screen breaks lines.
     assert_says(&bed.said("status"), &[whole, "deleted"]);
     assert_says(&bed.said("reload --dry-run"), &[whole, found, &copy]);
     assert_says(&bed.said("reload"), &[whole, found, &copy]);
@@ -159,7 +159,7 @@ fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
     assert_eq!(events.len(), 1, "it is told once: {events:?}");
     assert_eq!(events[0].volume.as_deref(), Some("v"));
 
-    // What would make it worse is refused, the rest is done with a warning.
+    // Commands that make it worse are refused; others print a warning.
     let resize = bed.run("volume resize v 2MiB");
     assert_ne!(resize.code, Some(0), "{resize:?}");
     assert_says(&resize.stderr, &["the size of v does not change", found]);
@@ -170,7 +170,7 @@ fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
     assert_eq!(set.code, Some(0), "{set:?}");
     assert_says(&set.stderr, &["v: WARNING: its file", found]);
 
-    // The command of the message saves what was written.
+    // The command in the message saves the data.
     let list = bed.said("volume list");
     let command = list.split('`').nth(1).expect("a command").replace("FILE", "saved");
     let words: Vec<&str> = command.split_whitespace().collect();
@@ -196,7 +196,7 @@ fn a_file_that_is_replaced_or_away_is_named_until_it_is_back() {
     assert_says(&bed.said("volume list"), &["WARN  v: its file is not at", "put it back"]);
     File::create(&path).unwrap().set_len(MIB).unwrap();
     wait_for_fault(&target, Some(StoreFaultKind::Replaced));
-    // It could be opened, so `check` would take it for the volume.
+    // The other file can be opened, so `check` must not take it for the volume.
     let check = bed.run("check");
     assert_ne!(check.code, Some(0), "{check:?}");
     assert_says(&check.stderr, &["its file is elsewhere, and another file or device is at"]);
@@ -229,7 +229,7 @@ fn a_file_that_was_cut_says_how_much_it_has() {
     assert_says(&bed.said("check"), &["has 1048577 bytes, which are not whole blocks"]);
 }
 
-/// The fault of `state_dir`, by the socket at that path.
+/// The fault of `state_dir`, from the socket at that path.
 fn state_fault(socket: &Path) -> Option<String> {
     let mut command = Command::new(program("rblk-target"));
     command.args(["status", "--output", "json", "--control-socket"]).arg(socket);
@@ -253,7 +253,7 @@ fn a_state_dir_that_is_away_is_named_until_it_is_back() {
     assert_says(&list.stdout, &["WARN  ", "(state_dir) cannot be written"]);
     let one = "1".to_owned();
     wait_for_equal("the metric", &one, || bed.metric("rblk_target_state_dir_fault"));
-    // Another directory is not the one that it remembers in.
+    // Another directory at that path does not count.
     fs::create_dir(&here).unwrap();
     wait_for("another", || {
         state_fault(&socket).filter(|fault| fault.contains("is another directory")).map(drop)
@@ -267,7 +267,7 @@ fn a_state_dir_that_is_away_is_named_until_it_is_back() {
     assert!(!left.iter().any(|name| name.contains("probe")), "{left:?}");
 }
 
-/// A file system in memory, gone when dropped.
+/// A file system in memory. Drop removes it.
 struct Tmpfs(TempDir);
 
 impl Tmpfs {
@@ -318,7 +318,7 @@ fn as_root_a_file_system_that_cannot_hold_its_thin_files_is_named_before_it_is_f
     fs::write(bed.path("target.toml"), plain + &table).unwrap();
     let target = bed.serve();
     let of_thin = |what| bed.said(what).contains("its thin files may still take");
-    // It needs more than there is, and nine tenths are free.
+    // The thin file may need more than the file system has, but nine tenths are free.
     assert_eq!(
         (target.status().condition.as_str(), of_thin("status"), of_thin("check")),
         ("serving", false, false)
@@ -352,7 +352,7 @@ fn as_root_a_file_system_that_cannot_hold_its_thin_files_is_named_before_it_is_f
     wait_for("room", || (!of_thin("status")).then_some(()));
 }
 
-/// A loop device over a file of 1 MiB, gone when dropped.
+/// A loop device over a file of 1 MiB. Drop removes it.
 struct LoopDevice {
     path: PathBuf,
     _file: tempfile::NamedTempFile,
@@ -375,7 +375,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // The device stays as it is for whoever gets its number next.
+        // Clears the flag for the next user of this loop device.
         let _ = Command::new("blockdev").arg("--setrw").arg(&self.path).status();
         let _ = Command::new("losetup").arg("-d").arg(&self.path).status();
     }
@@ -401,7 +401,7 @@ fn as_root_a_read_only_device_is_no_writable_volume() {
     assert_ne!(serve.code, Some(0), "{serve:?}");
     assert_says(&serve.stderr, &refused);
 
-    // The running target takes it no other way.
+    // The running target refuses it, too.
     fs::write(bed.path("target.toml"), &plain).unwrap();
     let target = bed.serve();
     let add = bed.run(&format!("volume add d --file {}", device.path.display()));
@@ -412,7 +412,7 @@ fn as_root_a_read_only_device_is_no_writable_volume() {
     assert_ne!(reload.code, Some(0), "{reload:?}");
     assert_says(&reload.stderr, &refused);
 
-    // It is read-only while it is served.
+    // The device becomes read-only while it is served.
     device.set("--setrw");
     assert_eq!(bed.run("reload").code, Some(0));
     let mode = || {

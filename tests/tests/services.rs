@@ -1,10 +1,10 @@
-//! The services as docs/install.md has them: both ends on one host that systemd boots, every
-//! command and file word by word, and then what happens to a mount below a file system when its
-//! process dies, is restarted, is stopped and goes down with the host (`services.sh`).
+//! The services of docs/install.md: both ends on one host that systemd boots, with every command
+//! and file word by word. Then the tests of a mount below a file system whose process dies, is
+//! restarted, is stopped and goes down with the host (`services.sh`).
 //!
-//! `RBLK_SYSTEMD_GUEST` names a command that boots a host with systemd and ublk, runs the script
-//! that is its last argument there as root, prints what that prints, and ends with its status. The
-//! root of that host shows this checkout, and forgets what is changed.
+//! `RBLK_SYSTEMD_GUEST` names a command that boots a host with systemd and ublk, runs the script in
+//! its last argument there as root, prints the output, and ends with the script's status. The root
+//! of that host shows this checkout, and forgets changes.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ use rblk_tests::program::program;
 
 const GUIDE: &str = include_str!("../../docs/install.md");
 const AFTER: &str = include_str!("services.sh");
-/// Keys that the guide shows, in the order in which it makes them.
+/// Keys in the guide, in the order of their creation.
 const KEYS: [&str; 2] = ["TARGET_KEY", "HOST_KEY"];
 
 /// A block of code of the guide: its language and its lines.
@@ -46,7 +46,7 @@ fn typed(line: &str) -> Option<&str> {
     ["store1# ", "client1# "].into_iter().find_map(|prompt| line.strip_prefix(prompt))
 }
 
-/// What the guide tells to type and to write, as a script. Files begin with their path.
+/// The commands and files of a block, as a script. Files begin with their path.
 fn steps(block: &Block) -> String {
     let mut script = String::new();
     let mut command = |text: &str| writeln!(script, "step {}", shell_word(text)).expect("a string");
@@ -71,12 +71,12 @@ fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// The whole script: what the guide says, then what is to be seen.
+/// The whole script: the steps of the guide, then the checks.
 fn script(programs: &Path) -> String {
     let sections = [
         (" Install the programs", 1),
         (" Keys", 1),
-        // The configuration, then the commands. What follows is for other cases.
+        // The configuration, then the commands. Later blocks are for other cases.
         (" On the target", 2),
         (" On the initiator", 2),
         (" Mount at boot", 3),
@@ -106,7 +106,7 @@ fn script(programs: &Path) -> String {
 }
 
 #[test]
-fn the_guide_has_what_the_script_is_made_of() {
+fn the_guide_has_the_blocks_of_the_script() {
     let script = script(Path::new("/programs"));
     for part in [
         "install -m 644 config/units/*.service /etc/systemd/system/",

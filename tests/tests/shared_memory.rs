@@ -1,5 +1,5 @@
-//! Data of requests outside of the queue's own buffers: the target moves it to and from memory that
-//! other programs have as well.
+//! Data of requests outside the queue's own buffers: the target moves it to and from memory that
+//! other programs share.
 
 #![forbid(unsafe_code)]
 
@@ -56,7 +56,7 @@ impl Bed {
         })
     }
 
-    /// What another program finds in its memory.
+    /// The bytes that another program finds in its memory.
     fn other_reads(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.file.read_exact_at(&mut bytes, offset).unwrap();
@@ -91,7 +91,7 @@ fn io(op: IoOp, offset: u64, len: usize) -> Io {
     Io::new(op, offset, len as u64, BlockSize::new(4096).unwrap()).unwrap()
 }
 
-/// Does one request whose data is at that offset of the shared memory.
+/// Runs one request with its data at that offset of the shared memory.
 fn do_at(engine: &mut Engine, io: Io, offset: usize) -> usize {
     let memory = MemoryIndex::shared(0).unwrap();
     engine.submit_at(Tag(1), io, Place { memory, offset }).unwrap();
@@ -110,7 +110,7 @@ fn data_moves_between_the_volume_and_the_memory_of_another_program() {
     let (mut engine, stats) = engine(1);
     let path = bed.path(DigestWish::Off);
     engine.connect(path, Instant::now());
-    // In the capsule, and by RDMA READ; each lands elsewhere by RDMA WRITE.
+    // In-capsule data, and data by RDMA READ; both come back by RDMA WRITE.
     for (seed, len) in [(3, 4096), (5, IO_MAX as usize)] {
         let bytes = pattern(seed, len);
         bed.file.write_all_at(&bytes, 4096).unwrap();

@@ -1,5 +1,5 @@
-//! A target whose device has no memory for larger receive slots: a connection goes without the data
-//! of several commands in one message, and has everything else.
+//! A target with too little memory for larger receive slots: a connection does without the data
+//! of several commands in one message, and has every other feature.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rblk_target::volume::ids::AdmissionId;
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
 
 const BLOCK: u32 = 4096;
-/// So deep that the receive slots are the largest MRs there are.
+/// So deep that the receive slots are the largest MRs.
 const DEPTH: u16 = 1024;
 const ROUNDS: u64 = 3;
 const DATA: Features = Features::DATA_LISTS;
@@ -18,8 +18,8 @@ const WISH: Features = Features(Features::WRITE_WITH_IMM.0 | Features::CAPSULE_L
 
 const _: () = assert!(DEPTH as u64 * BLOCK as u64 <= VOLUME_BYTES, "a block for each tag");
 
-/// A target whose largest MR has so many bytes, a queue of so many lanes that wishes for
-/// everything, and what it was told.
+/// A target with a limit on the size of an MR, a queue with `lanes` lanes that asks for every
+/// feature, and the accept.
 fn connected(region_max_bytes: u64, lanes: u16) -> (Bed, QueueId, HelloAccept) {
     let arena_bytes = 4 << 20;
     let mut bed = Bed::new(&RigOptions { region_max_bytes, arena_bytes, ..RigOptions::default() });
@@ -47,8 +47,8 @@ fn connected(region_max_bytes: u64, lanes: u16) -> (Bed, QueueId, HelloAccept) {
     (bed, queue, told)
 }
 
-/// Writes a block with every tag at once and looks at what is there then, a few times. Returns the
-/// messages of a round.
+/// A few times, writes a block with every tag at once and checks the blocks. Returns the messages
+/// of a round.
 fn write_at_depth(bed: &mut Bed, queue: QueueId) -> u64 {
     let content = |round: u64, tag: u16| pattern(round << 16 | u64::from(tag), BLOCK as usize);
     let before = bed.rig.queue_counts(queue);
@@ -75,14 +75,14 @@ fn write_at_depth(bed: &mut Bed, queue: QueueId) -> u64 {
 
 #[test]
 fn without_memory_for_larger_receive_slots_each_write_has_its_own_message() {
-    // 1027 receive slots of 5 KiB fit, of 13 KiB they do not.
+    // 1027 receive slots of 5 KiB fit; with 13 KiB they do not.
     for lanes in [1, 2] {
         let (mut bed, queue, told) = connected(8 << 20, lanes);
         assert_eq!(told.features, WISH.without(DATA), "all else is granted");
         assert_eq!((told.depth.get(), told.in_capsule_bytes), (DEPTH, BLOCK));
         assert_eq!(write_at_depth(&mut bed, queue), u64::from(DEPTH));
     }
-    // It was for want of memory.
+    // With enough memory the feature is granted.
     let (mut bed, queue, told) = connected(16 << 20, 1);
     assert_eq!(told.features, WISH);
     assert_eq!(write_at_depth(&mut bed, queue), u64::from(DEPTH).div_ceil(3));

@@ -1,5 +1,5 @@
-//! What SIGHUP does to a target without a configuration file: nothing but a line in its log. The
-//! signal itself, and the terminal that sends it by closing.
+//! SIGHUP to a target without a configuration file: it only logs a line. The signal itself, and the
+//! terminal that sends it by closing.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -12,7 +12,7 @@ use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, free_port, program, run, wait_for};
 
-/// The words that people look for in the log.
+/// The line in the log.
 const LINE: &str =
     "SIGHUP: the target was started without a configuration file, so nothing was reloaded";
 
@@ -43,7 +43,7 @@ fn sighup_does_not_end_a_target() {
     assert_eq!(target.wait(), Some(0), "SIGTERM ends it as before:\n{}", target.log());
 }
 
-/// A target that was started in a terminal. Killed when it is dropped.
+/// A target that was started in a terminal. Drop kills it.
 struct InTerminal(Child);
 
 impl Drop for InTerminal {
@@ -53,8 +53,8 @@ impl Drop for InTerminal {
     }
 }
 
-/// A terminal: the end of its window, and that of the programs in it. No child has the first, or
-/// the window would not close as long as the child lives.
+/// A terminal: the end of its window, and that of the programs in it. No child may inherit the
+/// first end, or the window would stay open while the child lives.
 fn terminal() -> (File, File) {
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let window = posix_openpt(flags).unwrap();
@@ -67,7 +67,7 @@ fn terminal() -> (File, File) {
     (File::from(OwnedFd::from(window)), programs)
 }
 
-/// As a person starts it in a window or by ssh, and closes that.
+/// The target is started in a window or by ssh, which is then closed.
 #[test]
 fn a_target_outlives_its_terminal() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,8 +76,8 @@ fn a_target_outlives_its_terminal() {
     let address = format!("tcp://127.0.0.1:{}", port.number);
     let (mut screen, programs) = terminal();
     let end = || Stdio::from(programs.try_clone().unwrap());
-    // Its own session, with the terminal as the one that controls it: so the kernel sends SIGHUP
-    // when it closes.
+    // A session of its own, with this controlling terminal: the kernel then sends SIGHUP when the
+    // terminal closes.
     let mut command = Command::new("setsid");
     command.arg("--ctty").arg(program("rblk-target"));
     command.args(["serve", "--listen", &address, "--memory", "m=1MiB", "-v", "--control-socket"]);
@@ -88,13 +88,13 @@ fn a_target_outlives_its_terminal() {
     let mut shown = String::new();
     while !shown.contains("ready") {
         let mut bytes = [0; 1024];
-        // Fails when no process has the other end open: the target ended.
+        // Fails when no process has the other end open, because the target ended.
         let count = screen.read(&mut bytes).unwrap_or_else(|e| panic!("{e}; it said:\n{shown}"));
         shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
     }
     discover(&address).unwrap();
     drop(screen);
-    // Each of these is told in the log, which no process can read any more.
+    // Each of these logs a line, which no process can read any more.
     for _ in 0..3 {
         discover(&address).unwrap();
     }

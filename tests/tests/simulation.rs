@@ -1,4 +1,4 @@
-//! Hosts and a target in one thread, with everything that goes wrong between them, against a
+//! Hosts and a target in one thread, with faults of every kind between them, compared with a
 //! history: see [`rblk_tests::sim`].
 //!
 //! An optimised build runs 5000 seeds, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N` runs one
@@ -39,14 +39,14 @@ fn nothing_is_lost_stale_or_stuck() {
     });
     let mut sum = Report::default();
     sums.iter().for_each(|report| sum.add(report));
-    // Both modes were there, and a loss was worth looking at.
+    // Both modes of losses occurred.
     let many = seeds.end - seeds.start >= 100;
     assert!(!many || sum.lasting > 0 && sum.remounts > 0, "{sum:?}");
     println!("{seeds:?} in {:?}: {sum:?}", begun.elapsed());
 }
 
-/// A write that the store holds while its path dies and the host comes back by another: what is
-/// written after it stays.
+/// The store holds a write while its path dies and the host comes back by another path: later
+/// writes stay.
 #[test]
 fn a_stale_write_never_lands() {
     let count = if is_thorough() { 1000 } else { 40 };
@@ -64,7 +64,7 @@ fn a_stale_write_never_lands() {
         world.submit(IoOp::Flush, 0..0, false);
         world.until("the first write", |world| world.outstanding() == 0);
         let lasts = random.within(1, 2000);
-        // With FUA it goes to the store whatever the cache.
+        // A write with FUA reaches the store in every cache mode.
         world.fault(Fault::Hold { steps: lasts });
         world.submit(IoOp::Write, range.clone(), true);
         world.until("the store has it", |world| world.is_holding() || world.outstanding() == 0);

@@ -1,12 +1,12 @@
-//! What a snapshot holds: writers over several queues, in several poll groups, while the steps of a
-//! snapshot are ordered over the in-memory network. In place of the clone, the disk is copied.
+//! The contents of a snapshot: writers over several queues, in several poll groups, while the steps
+//! of a snapshot are ordered over the in-memory network. A copy of the disk replaces the clone.
 //!
-//! Each place of the volume has one writer, which sends the next write when the one before was
-//! answered. So of two writes of any places it is known whether one was answered before the other
-//! was sent. Where the snapshot has the second one, it must have the first one.
+//! Each place of the volume has one writer, which sends the next write after the answer to the last
+//! one. So for two writes of any places the order is known if one was answered before the other was
+//! sent. A snapshot with the second one must have the first one.
 //!
-//! Between the steps the machine and the program crash, on paper: what that would leave of the
-//! volume is looked at, and the snapshot goes on. While the file is cloned, a crash changes
+//! Between the steps the test computes the contents after a crash of the machine and of the
+//! program, and checks them; then the snapshot goes on. While the file is cloned, a crash changes
 //! nothing.
 
 use std::sync::Arc;
@@ -26,34 +26,34 @@ const MIB: usize = 1 << 20;
 const DISK: usize = 4 * MIB;
 const QUEUES: usize = 5;
 const PLACES: usize = 20;
-/// A crash leaves these whole.
+/// Bytes that a crash leaves whole.
 const SECTOR: usize = 512;
-/// Bytes between two places. Not a part of a stripe, so that some writes are of two stripes.
+/// Bytes between two places. No fraction of a stripe, so that some writes span two stripes.
 const STRIDE: usize = 196 << 10;
 
-/// A write: when it was sent and answered, in steps of the rig.
+/// A write: when it was sent and when it was answered, in steps of the rig.
 #[derive(Clone, Copy)]
 struct Sent {
     at: u64,
     answered: Option<u64>,
 }
 
-/// A place with its writes. The bytes of the write number N are all N.
+/// A place with its writes. The bytes of write N are all N.
 struct Place {
     offset: usize,
     len: usize,
-    // Number 0 is what was there before.
+    // Write 0 is the contents at the beginning.
     writes: Vec<Sent>,
     under_way: Option<(usize, u16)>,
 }
 
 impl Place {
-    /// The number of the write that an image has here. It must have all of it.
+    /// The number of the write that an image has here, which must be complete.
     fn number_in(&self, image: &[u8]) -> usize {
         let bytes = &image[self.offset..self.offset + self.len];
         let number = bytes[0];
         assert!(bytes.iter().all(|byte| *byte == number), "a write is there in part");
-        // Numbers wrap. The last ones are meant.
+        // Numbers wrap. The last match counts.
         let last = self.writes.len() - 1;
         (0..=last).rev().find(|at| at % 251 == usize::from(number)).expect("it was sent")
     }
@@ -157,7 +157,7 @@ impl World {
         panic!("{step:?} does not end: {:?}", self.rig);
     }
 
-    /// Reads go on, and no write is answered.
+    /// Checks that reads are answered, and that no write is.
     fn look_while_held(&mut self) {
         let (id, answers) = (self.queues[0], self.answers);
         let io = self.rig.request(id, IoOp::Read, (DISK - 4096) as u64, 4096);
@@ -169,7 +169,7 @@ impl World {
         assert_eq!((reads, self.answers), (1, answers));
     }
 
-    /// Takes a snapshot while writers go on. Returns when it began, and what it holds.
+    /// Takes a snapshot beside active writers. Returns its beginning, and its contents.
     fn snapshot(&mut self) -> (u64, Vec<u8>) {
         let begins = self.now;
         self.order(Step::WriteBack);
@@ -181,8 +181,8 @@ impl World {
         self.look_while_held();
         let image = self.rig.store_mut().durable(VOLUME);
         for crashed in self.crashes() {
-            // So a file system that clones takes one instant, and a crash before or after it
-            // changes nothing of the volume.
+            // So the file system's clone sees one state, and a crash before or after it changes
+            // nothing of the volume.
             assert!(crashed == image, "something of the volume is in flight while it is cloned");
         }
         let held = self.now;
@@ -191,15 +191,15 @@ impl World {
         (began, image)
     }
 
-    /// What a crash of the machine now would leave, and one of the program.
+    /// The contents after a crash of the machine now, and after one of the program.
     fn crashes(&mut self) -> [Vec<u8>; 2] {
         let seed = self.random.bits();
         let store = self.rig.store_mut();
         [store.crash(VOLUME, seed), store.kill(VOLUME, seed)]
     }
 
-    /// Whatever crashes now: what was answered before `since`, when a step began that makes it
-    /// durable, is there, or what was written there later.
+    /// After any crash: writes answered before `since` are there, or later ones. At `since` a step
+    /// began that makes them durable.
     fn check_crashes(&mut self, since: u64) {
         for image in self.crashes() {
             for place in &self.places {
@@ -221,11 +221,11 @@ impl World {
         }
     }
 
-    /// What a snapshot may not hold, and what it must hold.
+    /// Checks the contents of a snapshot.
     fn check(&self, began: u64, image: &[u8]) {
         let held: Vec<usize> = self.places.iter().map(|place| place.number_in(image)).collect();
         let newest = self.places.iter().zip(&held).map(|(place, number)| place.writes[*number].at);
-        // Whatever was answered before the newest write of it was sent is in it.
+        // Writes answered before its newest write was sent must be in it.
         let newest = newest.max().unwrap().max(began);
         for (place, number) in self.places.iter().zip(held) {
             for (later, write) in place.writes.iter().enumerate().skip(number + 1) {
@@ -237,7 +237,7 @@ impl World {
 }
 
 #[test]
-fn a_snapshot_has_every_write_that_another_write_of_it_could_know_of() {
+fn a_snapshot_has_every_write_that_was_answered_before_another_of_its_writes() {
     let mut answers = 0;
     for seed in seeds(if is_long() { 400 } else { 24 }) {
         println!("seed {seed}");
@@ -250,7 +250,7 @@ fn a_snapshot_has_every_write_that_another_write_of_it_could_know_of() {
             }
             let (began, image) = w.snapshot();
             w.check(began, &image);
-            // The writes that were held are done in the end.
+            // The held writes are done in the end.
             let before = w.answers;
             for _ in 0..PATIENCE {
                 if w.answers >= before + PLACES {
@@ -288,7 +288,7 @@ fn a_write_that_is_held_ends_with_its_connection() {
 }
 
 impl World {
-    /// A step without new writes.
+    /// Runs a step without new writes.
     fn order_alone(&mut self, step: Step) {
         let volume = Arc::clone(&self.rig.volumes()[0]);
         self.rig.begin_step(&volume, step);

@@ -1,5 +1,5 @@
-//! Real targets that stop while a store does not take what was acknowledged: what they try, what
-//! they tell, and how they end.
+//! Real targets that stop while a store refuses acknowledged writes: their attempts, their reports,
+//! and their exit codes.
 //!
 //! RLIMIT_FSIZE of the target's process stands for a full file system: `prlimit` sets and lifts it
 //! while the target runs, without root, and writes behind it fail with EFBIG.
@@ -14,16 +14,16 @@ use rblk_target::operate::status::{DrainStatus, UnsavedStatus};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, program, run, wait_for};
 
-/// What a write behind the limit is told.
+/// The error of a write behind the limit.
 const CAUSE: &str = "File too large (os error 27)";
-/// The target gave something up.
+/// The exit code of a target that gave writes up.
 const GAVE_UP: i32 = 10;
 const KIB: usize = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// Where files have no room.
+/// Files have no room from this offset on.
 const FULL_AT: u64 = 2 * MIB;
 
-/// Two volumes, `v` and `w`, which keep what is dirty in memory for an hour.
+/// Two volumes, `v` and `w`, which keep dirty blocks in memory for an hour.
 fn start(dir: &Path, more: &[&str]) -> Target {
     let volume = |name: &str| {
         let path = dir.join(name);
@@ -39,7 +39,7 @@ fn start(dir: &Path, more: &[&str]) -> Target {
     fs::write(&config, format!("write_back_delay = '1h'\n{}{}", volume("v"), volume("w"))).unwrap();
     let config = config.display().to_string();
     let args = [&["--config", &config, "--poll-groups", "2"], more].concat();
-    // A write behind the limit is an error, and no signal that ends the process.
+    // A write behind the limit is an error, and no signal ends the process.
     Target::start_by(&["env", "--ignore-signal=XFSZ"], dir, &args)
 }
 
@@ -50,8 +50,8 @@ fn limit(target: &Target, bytes: &str) {
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
-/// Writes to both volumes are acknowledged and not flushed, and `v` has no room for one of them.
-/// Returns the verifiers.
+/// Writes to both volumes, acknowledged and not flushed. `v` has no room for one of them. Returns
+/// the verifiers.
 fn fill_up(target: &Target) -> [WriteVerifier; 2] {
     limit(target, &MIB.to_string());
     [("v", 1), ("w", 2)].map(|(volume, host)| {
@@ -87,7 +87,7 @@ fn drain(target: &Target) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The end of a drain: code, output, complaint.
+/// The end of a drain: code, output, errors.
 fn outcome(mut drain: Child) -> (Option<i32>, String, String) {
     wait_for("the end of the drain", || drain.try_wait().unwrap());
     let output = drain.wait_with_output().unwrap();
@@ -96,7 +96,7 @@ fn outcome(mut drain: Child) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn what_a_store_refuses_until_the_end_is_told_everywhere() {
+fn a_store_that_refuses_to_the_end_is_reported_everywhere() {
     for by_command in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let mut target = start(dir.path(), &["--stop-timeout", "2s"]);
@@ -126,7 +126,7 @@ fn what_a_store_refuses_until_the_end_is_told_everywhere() {
             assert_eq!(errors.count(), count, "{words}:\n{log}");
         }
         assert!(log.contains("dirty_bytes=65536") && log.contains(CAUSE), "{log}");
-        // All that there was room for, of both.
+        // Everything that fits, of both.
         assert!(has(dir.path(), "v", 0, &pattern(1, 64 * KIB)));
         assert!(has(dir.path(), "w", 0, &pattern(1, 64 * KIB)));
         let target = start(dir.path(), &[]);
@@ -167,7 +167,7 @@ fn room_that_comes_in_time_saves_everything() {
 }
 
 #[test]
-fn a_target_that_breaks_off_is_not_taken_for_stopped() {
+fn a_target_killed_in_a_drain_is_not_reported_as_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &["--stop-timeout", "1h"]);
     fill_up(&target);
@@ -183,7 +183,7 @@ fn a_target_that_breaks_off_is_not_taken_for_stopped() {
 }
 
 #[test]
-fn an_upgrade_by_force_tries_and_tells_too() {
+fn an_upgrade_by_force_tries_to_save_and_reports_losses() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &["--stop-timeout", "2s"]);
     let before = fill_up(&target);

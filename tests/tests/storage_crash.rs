@@ -1,8 +1,8 @@
 //! Targets that die in the middle of random requests, by a loss of power or alone, and start again
-//! with what is left. Some hand over to another program in good order before that.
+//! on the remaining disk. Some hand over to another program in good order before that.
 //!
-//! Nothing is lost that was made durable, and when only the program died and does not write back,
-//! nothing that was acknowledged; and there is no data that was never written.
+//! No durable write is lost. If only the program died and does not write back, no acknowledged
+//! write is lost. No read returns data that was never written.
 //!
 //! Each seed is a chain of [`CYCLES`] lives. `RBLK_LONG=1` makes it 10,000 lives per cache mode;
 //! `RBLK_SEED=N` runs one seed alone.
@@ -32,7 +32,7 @@ fn chain(seed: u64, cache: CacheMode) -> CrashCount {
         for _ in 0..random.within(1, most) {
             storm.step();
         }
-        // Another program goes on with the same disk: whatever it leaves there meets the crash.
+        // Another program goes on with the same disk. The crash covers its leftovers, too.
         if random.chance(300) {
             storm.upgrade();
             for _ in 0..random.below(most) {
@@ -60,7 +60,7 @@ fn run(cache: CacheMode) {
         total.open, total.older
     );
     if seeds(chains).end == chains {
-        // Otherwise nothing was ever at stake.
+        // Otherwise no write was ever at stake.
         assert!(total.older > 1000 && total.open > total.older + 1000, "{total:?}");
     }
 }

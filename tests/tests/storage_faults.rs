@@ -1,8 +1,9 @@
-//! Stores that fail: the error comes to the requests whose range failed and to no others, nothing
-//! that was acknowledged is forgotten, and nothing hangs.
+//! Stores that fail: the error comes to the requests whose range failed and to no others, no
+//! acknowledged write is forgotten, and nothing hangs.
 //!
-//! Parts of the store are bad in whole blocks of the cache, [`CACHE_BLOCK`] bytes: what shares one
-//! with a bad sector may fail with it. `RBLK_LONG=1` runs more seeds; `RBLK_SEED=N` runs one alone.
+//! Parts of the store are bad in whole blocks of the cache, [`CACHE_BLOCK`] bytes: sectors in the
+//! block of a bad sector may fail with it. `RBLK_LONG=1` runs more seeds; `RBLK_SEED=N` runs one
+//! alone.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -59,8 +60,8 @@ fn storms() -> u64 {
     if is_long() { 200 } else { 16 }
 }
 
-/// Runs requests while parts of the store are bad, then heals it and ends well. Returns what
-/// failed.
+/// Runs requests while parts of the store are bad, then heals it and ends well. Returns the
+/// failures.
 fn fail_and_heal(
     storm: &mut Storm,
     kinds: &[Kind],
@@ -73,12 +74,11 @@ fn fail_and_heal(
     storm.settle();
     let failures = storm.take_failures();
     storm.set_faults(&[], &[], errno);
-    // Write-backs under way still fail, and the next FLUSH would be told.
+    // Write-backs under way still fail, and the next FLUSH would report them.
     let idle = storm.rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 0);
     idle.expect("the store ends what it has");
     storm.run(50);
-    // A change that failed may have left blocks that were to be written back: the next FLUSH has
-    // them.
+    // A change that failed may have left dirty blocks: the next FLUSH writes them.
     storm.calm();
     assert_eq!(storm.take_failures(), [], "after the store recovered");
     failures
@@ -92,7 +92,7 @@ fn reads_fail_where_the_store_cannot_be_read() {
             let (mut storm, mut random) = storm(seed, cache, |_| {});
             let bad = bad_ranges(&mut random);
             for failure in fail_and_heal(&mut storm, &[Kind::Read], &bad, Errno::EIO) {
-                // Write-back reads what is around the write of a part of a block.
+                // Write-back reads the rest of a block for a partial write.
                 let around = failure.op == IoOp::Write && cache == CacheMode::WriteBack;
                 let range = if around {
                     let Range { start, end } = failure.range;
@@ -117,7 +117,7 @@ fn writes_fail_where_the_store_cannot_be_written() {
     for cache in MODES {
         let mut failed = 0;
         for seed in seeds(storms()) {
-            // With FUA nothing is written back later.
+            // With FUA no block is written back later.
             let (mut storm, mut random) =
                 storm(seed, cache, |mix| (mix.fua, mix.erase) = (1000, 40));
             let bad = bad_ranges(&mut random);
@@ -156,7 +156,7 @@ fn failed_write_backs_come_to_the_flush_and_lose_nothing() {
 }
 
 #[test]
-fn a_crash_of_a_failing_store_loses_nothing_that_was_flushed() {
+fn a_crash_of_a_failing_store_loses_no_flushed_write() {
     for cache in MODES {
         for seed in seeds(storms()) {
             let (mut storm, mut random) = storm(seed, cache, |_| {});
@@ -169,7 +169,7 @@ fn a_crash_of_a_failing_store_loses_nothing_that_was_flushed() {
             for _ in 0..most {
                 storm.step();
             }
-            // What is checked is in there.
+            // The crash checks the contents itself.
             let _ = storm.crash(Crash::Machine);
         }
     }
@@ -307,7 +307,7 @@ fn a_failed_write_leaves_the_rest_readable() {
         let new = pattern(3, 12288);
         assert_eq!(bench.write(FIRST, 0, &new, true), -ENOSPC, "{cache:?}");
         assert_eq!(bench.read(FIRST, 12288..16384).unwrap(), image[12288..16384], "{cache:?}");
-        // Each block is the old or the new, and stays so.
+        // Each block has the old bytes or the new ones, and keeps them.
         let first = bench.read(FIRST, 0..12288).unwrap();
         for start in (0..12288).step_by(512) {
             let range = start..start + 512;
@@ -324,7 +324,7 @@ fn a_failed_write_leaves_the_rest_readable() {
 }
 
 #[test]
-fn a_failed_flush_of_the_store_is_told_and_the_next_is_not() {
+fn a_flush_fails_with_the_store_and_works_again_after_it() {
     for cache in MODES {
         let mut bench = Bench::new(cache, 16 << 10);
         let new = pattern(3, 8192);
@@ -342,7 +342,7 @@ fn a_failed_flush_of_the_store_is_told_and_the_next_is_not() {
 }
 
 #[test]
-fn every_flush_fails_until_what_was_acknowledged_is_in_the_store() {
+fn every_flush_fails_until_acknowledged_writes_are_in_the_store() {
     for len in [512, 4096, 12288] {
         let mut bench = Bench::new(CacheMode::WriteBack, 64 << 10);
         let new = pattern(3, len);
@@ -352,7 +352,7 @@ fn every_flush_fails_until_what_was_acknowledged_is_in_the_store() {
             assert_eq!(bench.flush(FIRST), -ENOSPC, "round {round}");
             assert_eq!(bench.read(FIRST, 8192..8192 + len).unwrap(), new, "round {round}");
             assert_eq!(bench.read(FIRST, 0..8192).unwrap(), pattern(1, 8192));
-            // Others go on.
+            // The other volume works.
             let other = pattern(4 + round, 4096);
             assert_eq!(bench.write(SECOND, 0, &other, round % 2 == 1), 4096);
             assert_eq!(bench.flush(SECOND), 0, "round {round}");
@@ -389,7 +389,7 @@ fn a_full_cache_before_a_failing_store_gives_errors() {
         let range = at * CACHE_BLOCK..(at + 1) * CACHE_BLOCK;
         assert_eq!(bench.read(FIRST, range).unwrap(), *new, "block {at}");
     }
-    // The other volume is served, at the speed of its store.
+    // The other volume works, at the speed of its store.
     assert_eq!(bench.write(SECOND, 0, &image[..16384], false), 16384);
     assert_eq!(bench.flush(SECOND), 0);
     assert_eq!(bench.rig.store_mut().durable(SECOND)[..16384], image[..16384]);
@@ -402,10 +402,10 @@ fn a_full_cache_before_a_failing_store_gives_errors() {
     assert_eq!(bench.rig.store_mut().in_flight(), 0);
 }
 
-/// A command that a store does not answer keeps its connection, and that no dirty block from its
-/// store when the target stops.
+/// A command that hangs at the store keeps its connection open. Dirty blocks must reach the store
+/// all the same when the target stops.
 #[test]
-fn a_command_that_hangs_at_the_end_keeps_no_volume_from_its_store() {
+fn a_command_that_hangs_at_the_end_holds_up_no_write_back() {
     let mut bench = Bench::new(CacheMode::WriteBack, 16 << 10);
     let slow = StoreConditions { delay_min: 20, delay_max: 20, ..StoreConditions::default() };
     bench.rig.store_mut().set_conditions(slow);
@@ -432,7 +432,7 @@ fn a_command_that_hangs_at_the_end_keeps_no_volume_from_its_store() {
     assert_eq!(bench.rig.stopped(), Some(true));
 }
 
-/// One store that refuses what is dirty says nothing about the others, and is asked again.
+/// A store that refuses dirty blocks does not affect the others, and gets them again.
 #[test]
 fn a_store_that_refuses_at_the_end_is_asked_again() {
     let mut bench = Bench::new(CacheMode::WriteBack, 64 << 10);

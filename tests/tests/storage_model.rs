@@ -26,7 +26,7 @@ fn run(cache: CacheMode, block_bytes: u32) {
         random.fill(&mut image);
         let oracle = Oracle::new(image.clone(), block_bytes as usize);
         let mut storm = Storm::new(&options, oracle, &image);
-        // The oracle knows most when nothing is under way.
+        // The oracle is strictest when no request is under way.
         for _ in 0..4 {
             storm.run(requests / 4);
             storm.settle();

@@ -1,4 +1,4 @@
-//! `rblk-target trace`: what it shows of a volume, and that nothing is left of it when it ends.
+//! `rblk-target trace`: the commands of a volume, and no leftovers at its end.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ fn command(target: &Target, args: &[&str]) -> Command {
     command
 }
 
-/// A trace that has begun.
+/// A running trace.
 fn begin(target: &Target, args: &[&str]) -> Child {
     let mut trace = command(target, args);
     let mut child = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -40,7 +40,7 @@ fn a_trace_shows_the_commands_of_its_volume_alone_and_ends_after_its_count() {
     let target = serve(dir.path());
     let mut one = Client::connect(&target.address, "one", 1).unwrap();
     let mut two = Client::connect(&target.address, "two", 2).unwrap();
-    // Each write of a file waits for the store, so it is not answered in its turn.
+    // Each write of a file waits for the store, so it is not answered within its turn.
     let trace = begin(&target, &["one", "--slower", "1us", "--count", "3", "-o", "json-lines"]);
     for at in 0..40_u64 {
         two.write(at * 4096, &pattern(at, 4096));
@@ -59,7 +59,7 @@ fn a_trace_shows_the_commands_of_its_volume_alone_and_ends_after_its_count() {
         assert_eq!(stages.iter().sum::<u64>(), line.total_us, "{line:?}");
         assert!(line.total_us >= 1 && line.session > 0);
     }
-    // Its end is the end of the connection: then another one may begin.
+    // The trace ends with the connection: then another one may begin.
     wait_for("the end of the trace", || target.log().contains("a trace ends").then_some(()));
     let again = run(&mut command(&target, &["nosuch"]));
     assert_eq!(again.code, Some(11), "{again:?}");

@@ -1,4 +1,4 @@
-//! Paths that control has tested: they wait for a queue that nobody drives yet.
+//! Paths that control has tested: they wait for a queue that is not driven yet.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl World {
         self.bed.rig.path(&joins, volume, options(lanes), &memory).unwrap()
     }
 
-    /// The path as control tests it, while the target works.
+    /// Tests the path as control does, while the target works.
     fn tested(&mut self, path: Path) -> Result<Path, PathEnd> {
         runtime().block_on(async {
             let works = async {
@@ -82,19 +82,19 @@ fn a_path_that_was_tested_carries_requests_whenever_its_queue_is_driven() {
         let path = world.tested(path).unwrap();
         assert_eq!(path.lanes(), usize::from(lanes));
         world.control.connect(path);
-        // Nobody drives it.
+        // The queue is not driven.
         world.steps();
         let buffer = world.queue.buffer().unwrap();
         world.queue.submit(Request::read(buffer, 0, DATA_MAX)).unwrap();
         let mut done = Vec::new();
         world.queue.poll(&mut done).unwrap();
         world.steps();
-        // By one turn: no self-test comes first.
+        // In one turn: no self-test comes first.
         assert_eq!(world.bed.rig.target_counts().reads, 1, "{lanes} lanes");
         world.queue.poll(&mut done).unwrap();
         assert_eq!(done.len(), 1, "{lanes} lanes");
         assert_eq!(done[0].result, Ok(DATA_MAX));
-        // As many as ever go by it.
+        // As many requests as on any path.
         for round in 0..200 {
             let buffer = done.pop().and_then(|done| done.buffer).unwrap();
             let request = match round % 2 {
@@ -116,7 +116,7 @@ fn a_path_that_was_tested_carries_requests_whenever_its_queue_is_driven() {
 
 #[test]
 fn a_tested_path_that_no_queue_takes_ends_like_others() {
-    // It is in the mailbox of a queue that is dropped; or another path takes its place.
+    // The path is in the mailbox of a queue that is dropped; or another path replaces it.
     for replaced in [false, true] {
         let mut world = World::new();
         let (path, _wires) = world.path(2);
@@ -157,7 +157,7 @@ fn a_test_that_fails_or_is_given_up_leaves_nothing() {
 
     let (path, _wires) = world.path(2);
     let given_up = runtime().block_on(async {
-        // The target does nothing meanwhile.
+        // The target does not answer meanwhile.
         tokio::time::timeout(Duration::from_millis(20), path.test()).await.is_err()
     });
     assert!(given_up);

@@ -1,8 +1,8 @@
-//! The programs as a user runs them who is not root, or has too little lockable memory: what they
-//! say, and that they leave nothing.
+//! The programs of a user without root rights, or with too little lockable memory: their messages,
+//! and no leftovers.
 //!
 //! The tests need root, `setpriv` and `prlimit`, and are ignored unless `--ignored` asks for them.
-//! Without those three they then fail and say so.
+//! Without those three they fail and name the reason.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ fn as_root_a_test_without_root_fails_and_says_so() {
     assert_is_root(&["setpriv"]);
     let nobody = Nobody::new();
     for test in [
-        "as_root_a_user_without_rights_is_told_so",
+        "as_root_a_user_without_rights_is_refused_with_the_reason",
         "as_root_too_little_lockable_memory_is_said_before_anything_is_registered",
     ] {
         let mut command = nobody.run(&std::env::current_exe().unwrap());
@@ -31,7 +31,7 @@ fn as_root_a_test_without_root_fails_and_says_so() {
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
-fn as_root_a_user_without_rights_is_told_so() {
+fn as_root_a_user_without_rights_is_refused_with_the_reason() {
     assert_is_root(&["setpriv"]);
     let nobody = Nobody::new();
     let mut command = nobody.program("rblk-initiator", &[]);
@@ -67,7 +67,7 @@ fn as_root_too_little_lockable_memory_is_said_before_anything_is_registered() {
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
-fn as_root_a_user_who_may_not_look_does_not_hear_that_nothing_is_there() {
+fn as_root_a_user_without_access_is_refused_and_sees_no_empty_list() {
     assert_is_root(&["setpriv"]);
     make_private(Path::new("/run/rblk/mounts")).unwrap();
     let nobody = Nobody::new();
@@ -101,7 +101,7 @@ fn as_root_a_user_who_may_not_look_does_not_hear_that_nothing_is_there() {
     }
 }
 
-/// Root may read everything. The user that runs the target may not.
+/// Root may read everything. The target's user may not.
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
 fn as_root_doctor_looks_as_the_user_of_the_target() {

@@ -1,5 +1,5 @@
-//! What `rblk-target doctor` says of the ports that a target without `listen` takes. The test takes
-//! such a port itself, so no other test runs beside it.
+//! The findings of `rblk-target doctor` about the default ports of a target without `listen`. The
+//! test takes such a port itself, so it runs alone.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use rblk_tests::program::{program, run};
 use serde_json::Value;
 
 #[test]
-fn without_addresses_the_usual_ones_are_judged() {
+fn doctor_checks_the_default_ports_without_addresses() {
     let dir = tempfile::tempdir().unwrap();
     let (config, at) = (dir.path().join("t.toml"), dir.path().display());
     let text = format!(

@@ -1,5 +1,5 @@
-//! Real targets that restart, in good order or not: what their verifiers say, and what an initiator
-//! makes of it.
+//! Real targets that restart, cleanly or not: their verifiers, and the consequences that an
+//! initiator draws.
 
 use std::path::Path as File;
 use std::process::Command;
@@ -41,7 +41,7 @@ fn verifier(target: &Target, volume: &str) -> WriteVerifier {
     verifier
 }
 
-/// As if the machine had booted since the target ran.
+/// Pretends that the machine has booted since the target ran.
 fn boot(dir: &File) {
     let files = std::fs::read_dir(dir).expect("a directory").map(|e| e.expect("a file").path());
     let is_record = |path: &std::path::PathBuf| path.extension().is_some_and(|of| of == "volume");
@@ -102,7 +102,7 @@ async fn open(address: &Address) -> (Session, OpenReply) {
     (session, volume)
 }
 
-/// At one moment of the engine's clock, so that nothing is too late for it.
+/// Runs a request with the engine's clock stopped, so that no deadline passes.
 fn run(engine: &mut Engine, now: Instant, io: Io) -> i32 {
     engine.submit(Tag(0), io).unwrap();
     let begun = Instant::now();
@@ -115,8 +115,8 @@ fn run(engine: &mut Engine, now: Instant, io: Io) -> i32 {
     result.unwrap()
 }
 
-/// Writes without a flush, and the target's machine dies. Returns the account after it was settled
-/// with the next target, what should be in the file, and what is.
+/// Writes without a flush, and the target's machine dies. Returns the account after its settlement
+/// with the next target, the bytes that the file should have, and the bytes it has.
 fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("v.img");
@@ -142,7 +142,7 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     let size = BlockSize::new(volume.block_size.bytes()).unwrap();
     let mut expected = vec![0; FILE_BYTES];
     for write in 0..WRITES {
-        // They overlap, and some are longer than a capsule holds.
+        // The writes overlap, and some exceed a capsule.
         let (at, len) = (write * 3 % 50 * 4096, (1 + write % 5) * 4096);
         let byte = u8::try_from(write + 1).unwrap();
         buffers.write(0, &vec![byte; usize::try_from(len).unwrap()]);
@@ -196,14 +196,14 @@ fn retained_writes_are_written_again() {
 }
 
 #[test]
-fn other_writes_are_a_loss() {
+fn writes_without_copies_are_a_loss() {
     let (durability, _, found) = lose(false);
     assert!(found.iter().all(|byte| *byte == 0), "who wrote that?");
     assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, 0));
     assert!(durability.has_untold_loss() && durability.fails_every_flush());
 }
 
-/// The FLUSH of a process that ends: what it writes down afterwards must say no doubt.
+/// The FLUSH of a process that ends: its note afterwards must not have a doubt.
 #[test]
 fn the_last_flush_of_a_process_enters_the_account() {
     let dir = tempfile::tempdir().unwrap();
@@ -237,7 +237,7 @@ fn the_last_flush_of_a_process_enters_the_account() {
 const BLOCK: usize = 4096;
 const SHARE: usize = 2 << 20;
 
-/// A program with a volume that retains, at a real target with a write-back cache.
+/// A program that retains writes, with a volume of a real target with a write-back cache.
 struct Kept {
     dir: tempfile::TempDir,
     target: Target,
@@ -264,10 +264,10 @@ impl Kept {
         Self { dir, target, queue, volume }
     }
 
-    /// How the target is started with the volume read-only or not.
+    /// The arguments of a target with the volume read-only or writable.
     fn configured(dir: &File, read_only: bool) -> Vec<String> {
         let (path, file) = (dir.join("v.img"), dir.join("target.toml"));
-        // What is in the target's memory only stays there until it crashes.
+        // Dirty blocks stay in the target's memory until it crashes.
         let cache = if read_only { "write-through" } else { "write-back" };
         let text = format!(
             "write_back_delay = '60s'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n\
@@ -278,7 +278,7 @@ impl Kept {
         vec!["--config".to_owned(), file.display().to_string()]
     }
 
-    /// The target is killed, which loses its memory, and starts again.
+    /// Kills the target, which loses its memory, and starts it again.
     fn crash(&mut self, read_only: bool) {
         let args = Self::configured(self.dir.path(), read_only);
         let args: Vec<_> = args.iter().map(String::as_str).collect();
@@ -326,7 +326,7 @@ impl Kept {
         self.done(Request::flush()).0
     }
 
-    /// Drives the queue until the volume is so.
+    /// Drives the queue until the volume satisfies `is_so`.
     fn until(&mut self, what: &str, is_so: impl Fn(&Volume) -> bool) {
         let begun = Instant::now();
         while !is_so(&self.volume) {
@@ -342,7 +342,7 @@ impl Kept {
 }
 
 #[test]
-fn a_volume_that_became_smaller_takes_no_other_copies_with_its_end() {
+fn a_smaller_volume_drops_only_the_copies_beyond_its_end() {
     for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
         let mut kept = Kept::new(on_loss);
         let half = FILE_BYTES / 2 / BLOCK;
@@ -354,7 +354,7 @@ fn a_volume_that_became_smaller_takes_no_other_copies_with_its_end() {
         kept.crash(false);
         assert_eq!((kept.flush(), kept.volume.losses()), (0, 0), "{on_loss}");
         assert_eq!(kept.volume.unflushed_writes(), 0);
-        // The second crash, right after: what was written again is in the file.
+        // After a second crash at once, the repeated writes are in the file.
         kept.crash(false);
         for block in [3, half - 1] {
             assert!(kept.read(block) == pattern(block as u64, BLOCK), "block {block}");
@@ -363,7 +363,7 @@ fn a_volume_that_became_smaller_takes_no_other_copies_with_its_end() {
     }
 }
 
-/// The volume comes back read-only, as when somebody looks what happened, and then writable.
+/// The volume comes back read-only, as when an administrator examines it, and then writable.
 #[test]
 fn copies_wait_for_a_volume_that_is_read_only_for_a_time() {
     for live in [false, true] {
@@ -371,16 +371,16 @@ fn copies_wait_for_a_volume_that_is_read_only_for_a_time() {
         let (old, new) = (vec![0; BLOCK], pattern(7, BLOCK));
         kept.write(7, &new);
         if live {
-            // Nobody drives the queue yet, so its copies cannot be asked for.
+            // The queue is not driven yet, so its copies cannot be used.
             kept.crash(false);
             kept.order(&["set", "v", "--cache", "write-through", "--read-only"]);
         } else {
             kept.crash(true);
         }
-        // Told, and what is there can be read.
+        // The loss is reported, and the remaining data can be read.
         assert_eq!((kept.flush(), kept.volume.losses()), (5, 1));
         assert!(kept.read(7) == old && kept.volume.state() == State::Connected);
-        // No FLUSH makes durable what the target does not have.
+        // No FLUSH covers data that the target lacks.
         assert_eq!((kept.flush(), kept.volume.unflushed_writes()), (5, 1));
         if live {
             kept.order(&["set", "v", "--read-only=false"]);
@@ -393,13 +393,13 @@ fn copies_wait_for_a_volume_that_is_read_only_for_a_time() {
         kept.until("the writing again", |volume| volume.unflushed_writes() == 0);
         assert!(kept.file(7) == new, "it is durable");
         assert!(kept.read(7) == new);
-        // Some user was told of the loss.
+        // A user has heard of the loss, so it lasts.
         assert_eq!((kept.flush(), kept.volume.losses()), (5, 1));
     }
 }
 
 #[test]
-fn who_was_told_once_reads_the_same_data_from_then_on() {
+fn after_one_reported_loss_reads_stay_the_same() {
     let mut kept = Kept::new(OnLoss::Once);
     kept.write(7, &pattern(7, BLOCK));
     kept.crash(true);

@@ -1,5 +1,4 @@
-//! The disk of a guest: a front end and a guest that are driven by hand, the real program, and a
-//! target.
+//! The disk of a guest: a front end and a guest driven by hand, the real program, and a target.
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +17,11 @@ const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 const SIZE: u64 = 2 << 20;
 
-/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with so many rings.
+/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with `queues` rings.
 struct Bed {
     served: Served,
     target: Target,
-    // Last, so that the logs are there as long as the processes.
+    // Dropped last: the logs must outlive the processes.
     dir: tempfile::TempDir,
 }
 
@@ -56,7 +55,7 @@ fn volume(dir: &Path) -> String {
     format!("v={}", dir.join("v.img").display())
 }
 
-/// Where the guest has data.
+/// The guest's address of its data.
 fn data(offset: u64) -> u64 {
     GUEST + DATA + offset
 }
@@ -76,7 +75,7 @@ fn a_guest_reads_what_it_wrote_and_the_store_has_it() {
     assert_eq!(guest.one(0, Ask::Write, 8, &[(data(0), 128 << 10)]), OK);
     assert_eq!(guest.one(1, Ask::Flush, 0, &[]), OK);
     assert!(stored(&bed, 4096, bytes.len()) == bytes);
-    // By the other ring, to another place, in pieces that are no blocks.
+    // By the other ring, to another place, in pieces smaller than blocks.
     let pieces = [(data(0x10_0000), 100), (data(0x10_1000), 412), (data(0x10_2000), 65024)];
     assert_eq!(guest.one(1, Ask::Read, 8, &pieces), OK);
     let mut read = guest.bytes(pieces[0].0, 100);
@@ -102,7 +101,7 @@ fn a_wrong_request_is_answered_and_the_ring_goes_on() {
         (end - 1, &[(data(0), 1024)]),
         (u64::MAX, &[(data(0), 512)]),
         (u64::MAX / 512, &[(data(0), 512)]),
-        // Not whole blocks, no data, no memory, more than there is.
+        // Partial blocks, no data, no memory, too much memory.
         (0, &[(data(0), 511)]),
         (0, &[]),
         (0, &[(GUEST - 512, 512)]),
@@ -141,11 +140,12 @@ fn a_broken_ring_is_left_alone() {
     let (next, write, table) = (1, 2, 4);
     let one = |at, len, flags, next| Descriptor { at, len, flags, next };
     let rounds: [&[Descriptor]; 8] = [
-        // A loop; a next one that is not there; no place for a status.
+        // A loop; a missing next descriptor; no place for a status.
         &[one(data(0), 16, next, 1), one(data(64), 1, next, 0)],
         &[one(data(0), 16, next, RING)],
         &[one(data(0), 16, 0, 0)],
-        // The status is nowhere, or before what the device reads; a table of tables, or nowhere.
+        // The status outside memory, or before data for the device; a table of tables, or one
+        // outside memory.
         &[one(data(0), 16, next, 1), one(GUEST + MEMORY, 1, write, 0)],
         &[one(data(0), 1, write | next, 1), one(data(0), 16, 0, 0)],
         &[one(data(0), 32, table, 0)],
@@ -159,7 +159,7 @@ fn a_broken_ring_is_left_alone() {
         }
         guest.offer(0, 0);
         wait_until_broken(&bed, round + 1);
-        // Another ring, and another one of the first: nothing is taken from it.
+        // The other ring works; nothing is taken from the first one.
         assert_eq!(guest.one(1, Ask::Read, 0, &[(data(4096), 512)]), OK, "round {round}");
         guest.request(0, 3, Ask::Read, 0, &[(data(4096), 512)]);
         assert_eq!(guest.one(1, Ask::Read, 0, &[(data(4096), 512)]), OK, "round {round}");
@@ -168,12 +168,12 @@ fn a_broken_ring_is_left_alone() {
         guest.start(0, 1);
         let done = guest.wait(0);
         assert_eq!(done, (3, OK), "round {round}");
-        // What is done and what was taken are not the same number any more.
+        // The counts of completed and of taken requests differ now.
         guest.stop(0);
         guest.reset(0);
         guest.start(0, 0);
     }
-    // More than the ring has room for, and a head that is none.
+    // More requests than the ring has places, and an invalid head.
     guest.claim_to_offer(0, RING + 1);
     wait_until_broken(&bed, 9);
     assert_eq!(guest.one(1, Ask::Read, 0, &[(data(4096), 512)]), OK);
@@ -188,7 +188,7 @@ fn a_broken_ring_is_left_alone() {
     assert!(bed.served.runs());
 }
 
-/// Waits until rings broke so many times.
+/// Waits until rings have broken `times` times.
 fn wait_until_broken(bed: &Bed, times: usize) {
     let broke = || bed.served.log().matches("a ring of the guest is broken").count();
     wait_for("a broken ring", || (broke() == times).then_some(()));
@@ -202,10 +202,10 @@ fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
     let nonsense: [&dyn Fn(&mut Guest); 12] = [
         &|guest| drop(guest.send_raw(&zeros)),
         &|guest| drop(guest.send_raw(&[1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255])),
-        // A request that nobody knows, and one that is cut.
+        // An unknown request, and a truncated one.
         &|guest| guest.tell(77, &[], &[]),
         &|guest| guest.tell(2, &[0; 7], &[]),
-        // No such ring, memory without a descriptor, abilities that were not offered.
+        // An unknown ring, memory without a descriptor, features that were not offered.
         &|guest| guest.tell(8, &[9, 0, 0, 0, 16, 0, 0, 0], &[]),
         &|guest| {
             guest.tell(
@@ -215,7 +215,7 @@ fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
             )
         },
         &|guest| guest.tell(2, &u64::MAX.to_le_bytes(), &[]),
-        // A ring without places, without memory, and one that is no power of two.
+        // A ring without places, without memory, and one with a size that is no power of two.
         &|guest| guest.tell(12, &0x100u64.to_le_bytes(), &[]),
         &|guest| guest.tell(12, &0u64.to_le_bytes(), &[]),
         &|guest| guest.tell(10, &[0, 0, 0, 0, 255, 255, 255, 255], &[]),
@@ -232,7 +232,7 @@ fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
         let mut guest = Guest::connect(&bed.served, 1);
         assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK, "round {round}");
     }
-    // Memory that is not there, overlaps, or wraps is refused, and the front end may try again.
+    // Memory that is missing, overlaps, or wraps is refused, and the front end may try again.
     let mut guest = Guest::greet(&bed.served, 0);
     let file = shareable(MEMORY);
     for parts in [
@@ -253,7 +253,7 @@ fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
     assert!(bed.served.runs());
 }
 
-/// A small generator of numbers that look random: the same ones for the same seed.
+/// A small generator of pseudorandom numbers, the same for the same seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -276,7 +276,7 @@ fn random_requests_do_what_a_disk_does() {
         if round % 40 == 20 {
             bed.target.kill();
         }
-        // Each request of a round has a stripe of the disk and of the memory to itself.
+        // Each request of a round has its own stripe of the disk and of the memory.
         let mut asked = Vec::new();
         for number in 0..8u16 {
             let ring = number % 2;
@@ -327,7 +327,7 @@ fn random_requests_do_what_a_disk_does() {
     assert!(stored(&bed, 0, model.len()) == model);
 }
 
-/// Pieces of a memory that have `len` bytes together, with gaps between them: whole blocks or not.
+/// Pieces of memory with `len` bytes together, and gaps between them: whole blocks or not.
 fn pieces(numbers: &mut Numbers, memory: u64, len: u32) -> Vec<(u64, u32)> {
     let (unit, most) = if numbers.below(3) == 0 { (4, 9) } else { (512, 5) };
     let (mut pieces, mut at, mut left) = (Vec::new(), memory, len);
@@ -371,10 +371,9 @@ fn requests_wait_for_a_target_that_is_lost() {
     assert!(stored(&bed, 0, 32768) == [5; 32768]);
 }
 
-/// A guest is gone with requests under way: nothing of it comes later than what the next one
-/// writes.
+/// A guest leaves with requests under way: none of them overwrites data of the next guest.
 #[test]
-fn what_a_guest_leaves_behind_is_not_written_later() {
+fn requests_of_a_guest_that_left_are_not_written_later() {
     let mut bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     bed.target.kill();
@@ -391,7 +390,7 @@ fn what_a_guest_leaves_behind_is_not_written_later() {
     assert!(stored(&bed, 4096, 8192) == [6; 8192]);
 }
 
-/// A front end that stops a ring does not wait for a lost target without end.
+/// A front end can stop a ring although its target is lost.
 #[test]
 fn a_ring_is_stopped_without_its_target() {
     let mut bed = Bed::new("1");
@@ -399,7 +398,7 @@ fn a_ring_is_stopped_without_its_target() {
     bed.target.kill();
     guest.fill(data(0), &[5; 8192]);
     guest.request(0, 1, Ask::Write, 0, &[(data(0), 8192)]);
-    // A ring that is stopped before its thread took the request goes on where it was.
+    // A ring that is stopped before its thread took the request starts again at the same request.
     wait_for("the thread of the ring takes the request", || {
         let next = guest.stop(0);
         if next == 0 {
@@ -414,8 +413,8 @@ fn a_ring_is_stopped_without_its_target() {
     assert_eq!(guest.bytes(data(0), 512), [0; 512], "what failed was not done later");
 }
 
-/// Memory is replaced while requests are under way: they go on in the new memory, and the old one
-/// is not touched.
+/// Memory is replaced while requests are under way: they continue in the new memory, and the old
+/// one is not touched.
 #[test]
 fn requests_follow_the_memory_of_their_guest() {
     let mut bed = Bed::new("1");
@@ -425,7 +424,7 @@ fn requests_follow_the_memory_of_their_guest() {
     bed.target.kill();
     guest.request(0, 1, Ask::Read, 0, &[(data(0), 65536)]);
     guest.request(0, 2, Ask::Read, 0, &[(data(65536), 100), (data(131_072), 412)]);
-    // Nobody looks whether they were taken: the memory may be replaced at any time.
+    // The test does not wait until they were taken: the memory may be replaced at any time.
     let old = guest.bytes(GUEST, usize::try_from(MEMORY).unwrap());
     let file = shareable(MEMORY);
     file.write_all_at(&old, 0).unwrap();
@@ -440,7 +439,7 @@ fn requests_follow_the_memory_of_their_guest() {
     let mut late = vec![0; 65536];
     memory.read(usize::try_from(DATA).unwrap() + 512, &mut late[512..]);
     assert!(late[512..].iter().all(|byte| *byte == 0), "the old memory");
-    // The same memory again, and in other parts: no connection is made anew.
+    // This memory again, in other parts: no new connection is made.
     let connections = || bed.served.log().matches("connected again").count();
     // An answer comes before the line in the log. Two lines are due: one for the first memory of
     // the guest, one for the restart of the target.
@@ -456,7 +455,7 @@ fn requests_follow_the_memory_of_their_guest() {
     assert_eq!(connections(), before);
 }
 
-/// A volume grows: the front end hears of it, and the guest has the new size.
+/// A volume grows: the front end hears of it, and the guest sees the new size.
 #[test]
 fn a_guest_hears_of_the_new_size_of_its_disk() {
     let bed = Bed::new("1");
@@ -485,7 +484,7 @@ fn a_disk_that_is_read_only_says_so() {
     assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK);
 }
 
-/// A program that ends leaves nothing, and is there again with the disk for the same guest.
+/// A program that ends leaves nothing. Started again, it serves the disk to the same guest.
 #[test]
 fn the_program_ends_in_good_order_with_a_guest() {
     let mut bed = Bed::new("1");
@@ -502,7 +501,7 @@ fn the_program_ends_in_good_order_with_a_guest() {
     bed.served = Served::start(bed.dir.path(), &address, "v", &[]);
     let mut guest = Guest::connect(&bed.served, 1);
     assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK);
-    // Killed, it leaves its socket, and the next process takes that over at once.
+    // A killed program leaves its socket, and the next process takes it over at once.
     bed.served.kill();
     assert!(bed.served.socket.exists());
     bed.served = Served::start(bed.dir.path(), &address, "v", &[]);

@@ -1,6 +1,6 @@
-//! Front ends that say too much, too slowly, or hold up what they share: the process that serves
-//! the disk goes on, and ends when it is told to. The real program, and a front end and a guest
-//! that are driven by hand.
+//! Front ends that send too much, too slowly, or block shared objects: the process that serves the
+//! disk goes on, and ends when it is told to. The real program, and a front end and a guest driven
+//! by hand.
 
 #![forbid(unsafe_code)]
 
@@ -28,14 +28,14 @@ const SET_CALL: u32 = 13;
 const SET_ERROR: u32 = 14;
 const SET_KICK: u32 = 12;
 const SET_BACK_CHANNEL: u32 = 21;
-/// What is forced has less time than the command that forces it waits.
+/// A forced end must be faster than the wait of the command.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with so many rings.
+/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with `queues` rings.
 struct Bed {
     served: Served,
     target: Target,
-    // Last, so that the logs are there as long as the processes.
+    // Dropped last: the logs must outlive the processes.
     dir: tempfile::TempDir,
 }
 
@@ -55,12 +55,12 @@ impl Bed {
         Self { served, target, dir }
     }
 
-    /// Lines are written by a thread of their own.
+    /// Waits for a line in the log, which another thread writes.
     fn wait_for_line(&self, text: &str) {
         wait_for(text, || self.served.log().contains(text).then_some(()));
     }
 
-    /// The next front end is served, and the process ends in good order.
+    /// Checks that the next front end is served, and that the process ends in good order.
     fn goes_on_and_ends(mut self) {
         let mut guest = Guest::connect(&self.served, 1);
         assert_eq!(read(&mut guest), OK);
@@ -83,7 +83,7 @@ fn event() -> EventFd {
     EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap()
 }
 
-/// Any number of orders, faster than a ring takes them: the last one counts.
+/// A burst of orders, faster than a ring takes them: the last one counts.
 #[test]
 fn a_burst_of_enables_is_taken() {
     for orders in [200, 5000] {
@@ -96,7 +96,7 @@ fn a_burst_of_enables_is_taken() {
                 burst.extend(message(ENABLE, &[0, enable].map(u32::to_le_bytes).concat()));
             }
             guest.send_raw(&burst).unwrap();
-            // An answer says that the burst was taken.
+            // This answer follows the whole burst.
             assert_eq!(guest.config().len(), 60);
             guest.request(0, 0, Ask::Read, 0, &[(GUEST + DATA, 512)]);
             if last == 0 {
@@ -111,7 +111,7 @@ fn a_burst_of_enables_is_taken() {
     }
 }
 
-/// The same with events, each with a descriptor: the newest is the one that is used.
+/// A burst of events, each with a descriptor: the newest one is used.
 #[test]
 fn a_burst_of_events_is_taken() {
     let bed = Bed::new("2");
@@ -125,14 +125,14 @@ fn a_burst_of_events_is_taken() {
             guest.tell(SET_ERROR, &ring, &[old.as_fd().as_raw_fd()]);
         }
         assert_eq!(guest.config().len(), 60);
-        // What a ring owed was told by an older one.
+        // An older event took the calls that the ring owed.
         let _ = fcntl(&old, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
         let _ = old.read();
         guest.request(0, 0, Ask::Read, 0, &[(GUEST + DATA, 512)]);
         assert!(new.read().unwrap() > 0, "the newest event is not used");
         assert_eq!(guest.wait(0), (0, OK));
     }
-    // A ring that is served takes no other kick, however often it is asked to.
+    // A running ring refuses any other kick.
     for _ in 0..200 {
         let kick = event();
         let body = 0u64.to_le_bytes();
@@ -163,7 +163,7 @@ fn a_burst_of_memories_is_taken() {
         body.extend(parts.iter().flatten().flat_map(|field| field.to_le_bytes()));
         body
     };
-    // With and without a second file: each time the paths register all of it again.
+    // With and without a second file: each time the paths register all memory again.
     let own = [at, len, user, offset];
     let (small, large) = (table(&[own]), table(&[own, [at + len, len, user + len, 0]]));
     let (file, other) = (guest.file().as_raw_fd(), shareable(MEMORY));
@@ -180,9 +180,9 @@ fn a_burst_of_memories_is_taken() {
     bed.goes_on_and_ends();
 }
 
-/// The guest never reads what calls it.
+/// The guest never reads its call event.
 #[test]
-fn a_guest_that_never_takes_a_call_keeps_no_ring() {
+fn a_guest_that_never_takes_a_call_holds_up_no_ring() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     for number in 0..500u16 {
@@ -194,7 +194,8 @@ fn a_guest_that_never_takes_a_call_keeps_no_ring() {
     bed.goes_on_and_ends();
 }
 
-/// The other side can have whoever writes an event wait: it takes `O_NONBLOCK` away, and fills it.
+/// Makes a write to the event block, as the other side can: clears `O_NONBLOCK`, and fills the
+/// counter.
 fn fill(event: &EventFd) {
     fcntl(event, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
     let _ = event.write(1);
@@ -203,7 +204,7 @@ fn fill(event: &EventFd) {
     event.write(u64::MAX - 1).unwrap();
 }
 
-/// A ring of a guest whose call is full. Its requests are done all the same.
+/// A guest with a ring that has a full call event. Its requests complete all the same.
 fn with_full_call(bed: &Bed) -> Guest {
     let mut guest = Guest::connect(&bed.served, 2);
     fill(guest.call_event(0));
@@ -216,7 +217,7 @@ fn with_full_call(bed: &Bed) -> Guest {
 }
 
 #[test]
-fn a_call_that_blocks_keeps_no_ring() {
+fn a_call_that_blocks_holds_up_no_ring() {
     let mut bed = Bed::new("2");
     let guest = with_full_call(&bed);
     assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
@@ -225,7 +226,7 @@ fn a_call_that_blocks_keeps_no_ring() {
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
-fn as_root_a_call_that_blocks_keeps_no_unmount() {
+fn as_root_a_call_that_blocks_holds_up_no_unmount() {
     let mut bed = Bed::new("2");
     let guest = with_full_call(&bed);
     let begun = Instant::now();
@@ -234,9 +235,9 @@ fn as_root_a_call_that_blocks_keeps_no_unmount() {
     drop(guest);
 }
 
-/// The same of the event by which a front end hears that a ring is broken.
+/// An error event that blocks. The front end hears by it that a ring is broken.
 #[test]
-fn an_error_event_that_blocks_keeps_no_ring() {
+fn an_error_event_that_blocks_holds_up_no_ring() {
     let mut bed = Bed::new("2");
     let mut guest = Guest::connect(&bed.served, 2);
     let error = event();
@@ -251,9 +252,9 @@ fn an_error_event_that_blocks_keeps_no_ring() {
     assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
 }
 
-/// What is no eventfd could have a writer or a reader wait: it is refused.
+/// A descriptor other than an eventfd could block a write or a read, so it is refused.
 #[test]
-fn an_event_that_is_none_is_refused() {
+fn a_descriptor_that_is_no_eventfd_is_refused() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     let (read_end, write_end) = nix::unistd::pipe().unwrap();
@@ -269,7 +270,7 @@ fn an_event_that_is_none_is_refused() {
     bed.goes_on_and_ends();
 }
 
-/// A TCP socket whose close waits a minute for its peer, which takes nothing; and the peer.
+/// A TCP socket that waits in close for a minute, since its peer takes nothing; and the peer.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -282,9 +283,9 @@ fn lingering() -> (TcpStream, TcpStream) {
     (socket, peer)
 }
 
-/// Nobody waits for the close of what is refused.
+/// No thread of the disk waits for the close of a refused descriptor.
 #[test]
-fn what_is_refused_is_closed_by_somebody_else() {
+fn refused_descriptors_are_closed_without_a_wait() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     let begun = Instant::now();
@@ -293,8 +294,8 @@ fn what_is_refused_is_closed_by_somebody_else() {
         let (socket, peer) = lingering();
         peers.push(peer);
         let sent = socket.as_raw_fd();
-        // The process takes the request when this end has closed the socket: it is the last that
-        // has it open.
+        // The process takes the request after this end has closed the socket, and then has the last
+        // descriptor of it.
         let process = Pid::from_raw(bed.served.pid().try_into().unwrap());
         kill(process, Signal::SIGSTOP).unwrap();
         let closing = std::thread::spawn(move || {
@@ -313,13 +314,13 @@ fn what_is_refused_is_closed_by_somebody_else() {
     drop(peers);
 }
 
-/// A body that comes a byte at a time: each byte comes soon, the whole never does.
+/// A body that comes a byte at a time: each byte in time, but the whole never.
 fn drip(guest: &mut Guest) {
     let _ = guest.send_raw(&[2u32, 1, 4096].map(u32::to_le_bytes).concat());
     let _ = guest.send_raw(&[0]);
 }
 
-/// Goes on with a drip until the program hangs up.
+/// Continues a drip until the program hangs up.
 fn drip_on(mut guest: Guest) -> JoinHandle<()> {
     drip(&mut guest);
     std::thread::spawn(move || {
@@ -344,7 +345,7 @@ fn a_message_that_drips_ends() {
 }
 
 #[test]
-fn a_message_that_drips_keeps_no_signal() {
+fn a_message_that_drips_holds_up_no_signal() {
     let mut bed = Bed::new("1");
     let dripping = drip_on(Guest::connect(&bed.served, 1));
     let begun = Instant::now();
@@ -355,7 +356,7 @@ fn a_message_that_drips_keeps_no_signal() {
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
-fn as_root_a_message_that_drips_keeps_no_unmount() {
+fn as_root_a_message_that_drips_holds_up_no_unmount() {
     let mut bed = Bed::new("1");
     let dripping = drip_on(Guest::connect(&bed.served, 1));
     let begun = Instant::now();
@@ -364,7 +365,7 @@ fn as_root_a_message_that_drips_keeps_no_unmount() {
     dripping.join().unwrap();
 }
 
-/// A thread of a process that stands still, as one does that the kernel holds up.
+/// A stopped thread of a process, as if the kernel held it up.
 struct HeldThread(Pid);
 
 impl HeldThread {
@@ -375,11 +376,11 @@ impl HeldThread {
         Self(thread)
     }
 
-    /// Waits for the end of the process, whose exit code it returns.
+    /// Waits for the end of the process. Returns its exit code.
     fn wait_for_end(&self, served: &mut Served, within: Duration) -> Option<i32> {
         let begun = Instant::now();
         loop {
-            // The thread is gone only when who holds it has seen that.
+            // The tracer must reap the thread before the process can end.
             let _ = waitpid(self.0, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
             if let Some(code) = served.exit_code() {
                 return code;
@@ -392,7 +393,7 @@ impl HeldThread {
 
 impl Drop for HeldThread {
     fn drop(&mut self) {
-        // A process with a thread that is held cannot be waited for.
+        // A process with a traced thread cannot be waited for.
         let _ = ptrace::detach(self.0, None);
     }
 }
@@ -401,9 +402,9 @@ fn terminate(served: &Served) {
     kill(Pid::from_raw(i32::try_from(served.pid()).unwrap()), Signal::SIGTERM).unwrap();
 }
 
-/// Whatever holds a thread up, the process ends after a last patience: soon, when it is told twice.
+/// Even with a stopped thread the process ends after a time limit: soon, if it is told twice.
 #[test]
-fn a_thread_that_is_held_up_keeps_no_signal() {
+fn a_stopped_thread_holds_up_no_signal() {
     for (thread, signals, within) in
         [("rblk-front-end", 2, 10), ("rblk-ring-0", 2, 10), ("rblk-front-end", 1, 50)]
     {
@@ -418,7 +419,8 @@ fn a_thread_that_is_held_up_keeps_no_signal() {
         let code = held.wait_for_end(&mut bed.served, Duration::from_secs(within));
         assert_eq!(code, Some(1), "{}", bed.served.log());
         assert!(bed.served.log().contains("did not end in time"), "{}", bed.served.log());
-        // The session is over: the next process has the volume at once. It leaves the rings alone.
+        // The session is over, so the next process gets the volume at once. It leaves the rings
+        // alone.
         let address = bed.target.address.to_string();
         bed.served = Served::start(bed.dir.path(), &address, "v", &["--queues", "1"]);
         drop(guest);
@@ -428,7 +430,7 @@ fn a_thread_that_is_held_up_keeps_no_signal() {
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
-fn as_root_a_thread_that_is_held_up_keeps_no_unmount() {
+fn as_root_a_stopped_thread_holds_up_no_unmount() {
     let mut bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     assert_eq!(read(&mut guest), OK);
@@ -442,8 +444,7 @@ fn as_root_a_thread_that_is_held_up_keeps_no_unmount() {
     assert_eq!(umount.join().unwrap().code, Some(0));
 }
 
-/// A ring that the front end cannot stop breaks the disk: the process ends, and says that it
-/// failed.
+/// A ring that the front end cannot stop breaks the disk: the process ends with a failure.
 #[test]
 fn a_broken_disk_is_a_failure() {
     let mut bed = Bed::new("1");
@@ -470,15 +471,15 @@ fn more_memory_than_a_guest_may_have_is_refused() {
     bed.goes_on_and_ends();
 }
 
-/// A file of a file system asks whoever serves that file system for its pages.
+/// Pages of a file on another file system depend on the server of that file system.
 #[test]
-fn memory_in_a_file_that_is_none_is_refused() {
+fn memory_in_a_file_of_another_file_system_is_refused() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
     assert!(!guest.try_share(&[Guest::own_part()], &[&zero]).unwrap());
     bed.wait_for_line("none of a memfd, tmpfs or hugetlbfs");
-    // One of tmpfs, as QEMU has with memory-backend-file.
+    // A file on tmpfs, as of QEMU's memory-backend-file.
     let shm = tempfile::tempfile_in("/dev/shm").unwrap();
     shm.set_len(MEMORY).unwrap();
     assert!(guest.try_share(&[Guest::own_part()], &[&shm]).unwrap());
@@ -486,7 +487,8 @@ fn memory_in_a_file_that_is_none_is_refused() {
     bed.goes_on_and_ends();
 }
 
-/// Whoever cuts the memory of its guest ends the process of that guest, which says why.
+/// A front end that cuts the file of its guest's memory ends the process of that guest. The log
+/// names the reason.
 #[test]
 fn a_memory_that_is_cut_is_named() {
     let mut bed = Bed::new("1");

@@ -1,10 +1,10 @@
-//! A guest under QEMU whose data is on a volume. It writes while its target is killed and comes
-//! back, and while the program that serves its disk ends or is killed, too. Whatever is lost, the
-//! guest is told before it can believe in it: its files that were synced are there, and its file
-//! system is right. `RBLK_LONG=1` ends and kills the program 40 times, `RBLK_ROUNDS=N` N times.
+//! A guest under QEMU with its data on a volume. It writes while its target is killed and comes
+//! back, and while the program that serves its disk ends or is killed, too. The guest hears of
+//! every loss before it can rely on lost data: its synced files are there, and its file system is
+//! consistent. `RBLK_LONG=1` ends and kills the program 40 times, `RBLK_ROUNDS=N` N times.
 //!
-//! It needs QEMU, busybox and the kernel of the lab, which is fetched once. `RBLK_SKIP_QEMU=1` goes
-//! without, and says so.
+//! The tests need QEMU, busybox and the kernel of the lab, which is fetched once.
+//! `RBLK_SKIP_QEMU=1` skips them, with a line that says so.
 
 #![forbid(unsafe_code)]
 
@@ -22,11 +22,11 @@ use rblk_tests::guest::Served;
 use rblk_tests::program::{Target, run, wait_for};
 use rblk_tests::storm::is_long;
 
-/// How long the guest may take for everything: an emulated CPU on a busy machine.
+/// Time for everything that the guest does: an emulated CPU on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 const SIZE: u64 = 64 << 20;
 
-/// A guest that runs; killed when it is dropped.
+/// A running guest. Drop kills it.
 struct Qemu {
     child: Child,
     lines: Receiver<String>,
@@ -39,7 +39,7 @@ impl Qemu {
         Self::start_with(files, &format!("socket,id=c,path={}", socket.display()), &["-no-reboot"])
     }
 
-    /// A guest whose front end connects again, and that can be reset.
+    /// A guest with a front end that reconnects. It can be reset.
     fn start_to_last(files: &Path, socket: &Path) -> Self {
         let front_end = format!("socket,id=c,path={},reconnect=1", socket.display());
         let monitor = format!("unix:{},server=on,wait=off", files.join("monitor").display());
@@ -78,7 +78,7 @@ impl Qemu {
         Self { child, lines, said: Vec::new(), deadline: Instant::now() + LIMIT }
     }
 
-    /// The next thing that the guest says.
+    /// The next line of the guest.
     fn next(&mut self) -> String {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -92,7 +92,7 @@ impl Qemu {
         }
     }
 
-    /// What it has said already.
+    /// The next line of the guest, if one has arrived.
     fn next_if_any(&mut self) -> Option<String> {
         while let Ok(line) = self.lines.try_recv() {
             if let Some(said) = self.understand(&line) {
@@ -106,7 +106,7 @@ impl Qemu {
         let line = line.trim_end();
         self.said.push(line.to_owned());
         assert!(!line.contains("guest: failed"), "{}", self.said.join("\n"));
-        // What the kernel says may be on the same line.
+        // Messages of the kernel may be on the same line.
         line.find("guest: ").map(|at| line[at + "guest: ".len()..].to_owned())
     }
 
@@ -115,7 +115,7 @@ impl Qemu {
         let mut monitor = UnixStream::connect(files.join("monitor")).unwrap();
         monitor.write_all(b"system_reset\n").unwrap();
         monitor.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // Until the command is echoed: QEMU has read it.
+        // QEMU echoes the command after it has read it.
         let mut heard = String::new();
         let mut bytes = [0; 256];
         while heard.matches("(qemu)").count() < 2 {
@@ -125,7 +125,7 @@ impl Qemu {
         }
     }
 
-    /// Waits until the guest says something that begins like this.
+    /// Waits until the guest prints a line that begins like this.
     fn wait_for(&mut self, beginning: &str) {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -149,8 +149,8 @@ impl Drop for Qemu {
     }
 }
 
-/// Makes the kernel and the files of a guest, whose first process begins as every guest does, and
-/// goes on with a script.
+/// Makes the kernel and the files of a guest. Its first process begins with the common script, and
+/// continues with this one.
 fn make_guest(dir: &Path, script: &str) {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let parts = ["guest-begin.sh", script].map(|part| std::fs::read(scripts.join(part)).unwrap());
@@ -199,7 +199,7 @@ fn as_root_a_guest_keeps_its_files_while_its_target_is_killed() {
     compare(&store, dir.path(), &guest.said);
 }
 
-/// The store has the files that the guest wrote, by the sums that the guest said.
+/// Checks that the store has the guest's files, by the sums that the guest printed.
 fn compare(store: &Path, dir: &Path, said: &[String]) {
     let checked = run(Command::new("e2fsck").arg("-fn").arg(store));
     assert_eq!(checked.code, Some(0), "{checked:?}");
@@ -211,23 +211,23 @@ fn compare(store: &Path, dir: &Path, said: &[String]) {
     }
 }
 
-/// What happens to the target while the program is away.
+/// The fate of the target while the program is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Lives,
-    /// It is killed when the program is gone.
+    /// Killed after the end of the program.
     DiesMeanwhile,
-    /// It is killed before the program ends, and is back before the next program starts.
+    /// Killed before the program ends, and back before the next program starts.
     DiesBefore,
 }
 
-/// The target, the program and the guest, and what the guest knows to be durable.
+/// The target, the program and the guest, and the files that the guest knows to be durable.
 struct Rounds {
     guest: Qemu,
     served: Served,
     target: Target,
     address: String,
-    // By number: the sum of a file that was synced.
+    // By number: the sums of synced files.
     synced: BTreeMap<u32, String>,
     told: u32,
     checks: u32,
@@ -271,7 +271,8 @@ impl Rounds {
         self.served = Served::start(self.dir.path(), &self.address, "v", &PROGRAM);
     }
 
-    /// Hears the guest until it says that. Returns what it says instead when it was told of a loss.
+    /// Reads the guest's lines up to one that begins with `what`. Returns the guest's report if it
+    /// heard of a loss instead.
     fn hear_until(&mut self, what: &str) -> Option<String> {
         loop {
             let said = self.guest.next();
@@ -293,7 +294,7 @@ impl Rounds {
         }
     }
 
-    /// One program after the other: the first is told to end, or is killed.
+    /// One round: the program is told to end, or is killed, and the next one starts.
     fn round(&mut self, graceful: bool, fate: Fate) {
         let before = self.served.log().len();
         wait_for("writes that no FLUSH covered", || {
@@ -313,7 +314,7 @@ impl Rounds {
         if fate != Fate::Lives {
             self.start_target();
         }
-        // Without a program nothing more is synced.
+        // Without a program no further file is synced.
         let mut told = None;
         while let Some(said) = self.guest.next_if_any() {
             self.learn(&said);
@@ -328,7 +329,7 @@ impl Rounds {
         }
         let told = match graceful {
             _ if told.is_some() => told,
-            // The first of them may be of a file that was synced before.
+            // The first line may be about a file that was synced before.
             true => self.hear_until("wrote").or_else(|| self.hear_until("wrote")),
             false => self.hear_until("boots").or_else(|| self.hear_until("wrote")),
         };
@@ -343,7 +344,8 @@ impl Rounds {
         }
     }
 
-    /// A guest that was told has ended. Its store is as it has to be, and the next guest uses it.
+    /// A guest that heard of a loss has ended. Its store must be consistent, and the next guest
+    /// uses it.
     fn next_guest(&mut self) {
         assert!(self.guest.child.wait().unwrap().success());
         self.check();
@@ -354,8 +356,8 @@ impl Rounds {
         assert_eq!(told, None, "a guest that lost nothing:\n{}", self.served.log());
     }
 
-    /// Ends the program and the target, and looks at the store: what was synced is there, and the
-    /// file system is right when its journal is replayed.
+    /// Ends the program and the target, and checks the store: synced files are there, and the file
+    /// system is consistent after a replay of its journal.
     fn check(&mut self) {
         let log = self.served.log();
         assert_eq!(self.served.terminate(), Some(0), "{log}");
@@ -374,10 +376,10 @@ impl Rounds {
     }
 }
 
-/// The store has a file with that sum.
+/// Checks that the store has a file with that sum.
 fn must_have(store: &Path, dir: &Path, file: &str, sum: &str) {
     let copy = dir.join("copy");
-    // `debugfs` ends with 0 for a file that is not there, too.
+    // `debugfs` exits with 0 for a missing file, too.
     let _ = std::fs::remove_file(&copy);
     let dump = format!("dump /{file} {}", copy.display());
     let dumped = run(Command::new("debugfs").args(["-R", &dump]).arg(store));
@@ -387,10 +389,10 @@ fn must_have(store: &Path, dir: &Path, file: &str, sum: &str) {
     assert!(found.stdout.starts_with(sum), "{file}: {found:?}, not {sum}");
 }
 
-/// The program is told to end and is killed in turns, and the target is killed in between.
+/// The program is told to end or killed in turns, and the target is killed in between.
 #[test]
 #[ignore = "needs root, QEMU and the kernel of the lab: `cargo xtask test` runs it"]
-fn as_root_a_guest_goes_on_with_the_next_program_or_is_told() {
+fn as_root_a_guest_goes_on_with_the_next_program_or_hears_of_a_loss() {
     if std::env::var_os("RBLK_SKIP_QEMU").is_some() {
         println!("skipped: RBLK_SKIP_QEMU is set");
         return;

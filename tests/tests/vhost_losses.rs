@@ -1,6 +1,6 @@
-//! What a program that serves a guest leaves to the next one: writes that no FLUSH covered, losses
-//! that are still to be told, and rings. A front end and a guest that are driven by hand, the real
-//! program, and a target that keeps what is dirty in its memory.
+//! The state that a program of a guest leaves to the next one: writes that no FLUSH covered, losses
+//! to report, and rings. A front end and a guest driven by hand, the real program, and a target
+//! that keeps dirty blocks in its memory.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ struct Bed {
     served: Served,
     target: Target,
     args: Vec<&'static str>,
-    // Last, so that the logs are there as long as the processes.
+    // Dropped last: the logs must outlive the processes.
     dir: tempfile::TempDir,
 }
 
@@ -56,13 +56,14 @@ impl Bed {
         self.served = Served::start(self.dir.path(), &address, "v", &self.args);
     }
 
-    /// The target dies with what it has only in its memory, and is there again.
+    /// Kills the target with its dirty blocks, and starts it again.
     fn lose_target(&mut self) {
         self.target.kill();
         self.start_target();
     }
 
-    /// The guest leaves, and the program has seen that. The log is of all programs so far.
+    /// The guest leaves, and the program notices that. The log has the lines of all programs so
+    /// far.
     fn leave<T>(&self, guest: T) {
         let left = || self.served.log().matches("the front end has gone").count();
         let before = left();
@@ -99,7 +100,7 @@ fn flush(guest: &mut Guest, ring: u16) -> u8 {
 
 /// The program is told to end while its guest has unflushed writes, and then the target dies.
 #[test]
-fn what_a_guest_wrote_is_durable_before_the_program_ends() {
+fn writes_of_a_guest_are_durable_before_the_program_ends() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -109,7 +110,7 @@ fn what_a_guest_wrote_is_durable_before_the_program_ends() {
     guest.connect_again(&bed.served);
     let flushed = flush(&mut guest, 1);
     assert_eq!((flushed, read(&mut guest, 8)), (OK, 7), "what was written is there");
-    // A guest that goes: what it left is durable, and no note stays behind.
+    // After a guest has left, its writes become durable, and no note stays.
     write(&mut guest, 16, 8);
     bed.leave(guest);
     wait_for("the store has it", || (bed.stored(16) == [8; BLOCK as usize]).then_some(()));
@@ -120,7 +121,7 @@ fn what_a_guest_wrote_is_durable_before_the_program_ends() {
 /// The target dies while the program still has unflushed writes of its guest, and the program is
 /// told to end before the target is back.
 #[test]
-fn a_loss_while_the_program_is_away_is_told_to_the_guest() {
+fn a_loss_while_the_program_is_away_is_reported_to_the_guest() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -132,7 +133,7 @@ fn a_loss_while_the_program_is_away_is_told_to_the_guest() {
     let (flushed, found) = (flush(&mut guest, 1), read(&mut guest, 8));
     assert_eq!(flushed, IO_ERROR, "the flush said {flushed}, and the write is gone: {found}");
     assert!(bed.served.log().contains("writes that the process before this one acknowledged"));
-    // Every FLUSH fails from then on, in the next processes, too.
+    // Every FLUSH fails, also in later processes.
     bed.end_program();
     bed.start_program();
     guest.connect_again(&bed.served);
@@ -141,7 +142,7 @@ fn a_loss_while_the_program_is_away_is_told_to_the_guest() {
     bed.start_program();
     let mut guest = Guest::connect(&bed.served, 2);
     assert_eq!(flush(&mut guest, 0), IO_ERROR);
-    // Until no guest is left that could believe in what is lost.
+    // The loss ends when no guest is left that could rely on the lost data.
     bed.leave(guest);
     bed.end_program();
     assert!(!bed.note().exists());
@@ -158,7 +159,7 @@ fn a_kill_of_the_program_hides_no_loss() {
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
     bed.served.kill();
-    // The target lives: what was written is there, and a FLUSH covers it.
+    // The target lives: the write is there, and a FLUSH covers it.
     bed.start_program();
     let mut guest = Guest::connect(&bed.served, 2);
     assert_eq!(flush(&mut guest, 1), OK);
@@ -171,9 +172,9 @@ fn a_kill_of_the_program_hides_no_loss() {
     assert_eq!(flush(&mut guest, 1), IO_ERROR, "what was written is gone");
 }
 
-/// What a process left in doubt is made durable by the next one, before a front end may connect.
+/// The next program makes unflushed writes of a killed one durable, before a front end may connect.
 #[test]
-fn the_next_program_ends_a_doubt_itself() {
+fn the_next_program_makes_unflushed_writes_durable_itself() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -188,10 +189,10 @@ fn the_next_program_ends_a_doubt_itself() {
     assert_eq!((flush(&mut guest, 0), read(&mut guest, 8)), (OK, 7));
 }
 
-/// With `on_loss = "once"` a loss is told by one FLUSH, and that is one of the guest: not the one
-/// that the program sends for itself when it ends.
+/// With `on_loss = "once"` one FLUSH of the guest reports a loss. The program's own FLUSH at its
+/// end does not count.
 #[test]
-fn the_flush_at_the_end_of_a_program_tells_no_loss() {
+fn the_flush_at_the_end_of_a_program_reports_no_loss() {
     let mut bed = Bed::new();
     bed.end_program();
     bed.args.extend(["--on-loss", "once"]);
@@ -199,7 +200,7 @@ fn the_flush_at_the_end_of_a_program_tells_no_loss() {
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
     bed.lose_target();
-    // A request that needs the new session: the loss is known then.
+    // This request needs the new session: then the loss is known.
     assert_eq!(read(&mut guest, 8), 0);
     write(&mut guest, 8, 8);
     bed.end_program();
@@ -210,8 +211,7 @@ fn the_flush_at_the_end_of_a_program_tells_no_loss() {
     assert_eq!(flush(&mut guest, 0), OK);
 }
 
-/// Another host had the volume while no program was there: what the guest remembers of its disk is
-/// old.
+/// Another host had the volume while no program ran: the guest's cached data is old.
 #[test]
 fn a_guest_whose_volume_another_host_had_has_to_be_reset() {
     let mut bed = Bed::new();
@@ -222,7 +222,7 @@ fn a_guest_whose_volume_another_host_had_has_to_be_reset() {
     other.write(4096, &[9; BLOCK as usize]);
     other.logout();
     bed.start_program();
-    // It may serve before its last lines are in its log.
+    // The program may serve before its last lines are in its log.
     wait_for("the word of the program", || {
         bed.served.log().contains("another host had it").then_some(())
     });
@@ -237,8 +237,8 @@ fn a_guest_whose_volume_another_host_had_has_to_be_reset() {
     assert_eq!(read(&mut guest, 8), 9);
 }
 
-/// Nobody knows which requests a process answered that was killed. What the guest offers in such a
-/// ring is left alone until the guest resets its disk.
+/// After a kill of the program it is unknown which requests were answered. Requests in such a ring
+/// are left alone until the guest resets its disk.
 #[test]
 fn rings_of_a_killed_program_wait_for_a_reset() {
     let mut bed = Bed::new();
@@ -255,14 +255,14 @@ fn rings_of_a_killed_program_wait_for_a_reset() {
         assert_eq!(guest.wait(1), (0, OK));
         assert_eq!(guest.done(0), None);
         assert!(bed.served.log().contains("reset the guest"), "{}", bed.served.log());
-        // That the process ends in good order makes no ring known that was not.
+        // A clean end of the process does not resolve the doubt about a ring.
         bed.end_program();
     }
     bed.start_program();
     let mut guest = Guest::connect(&bed.served, 2);
     assert_eq!(read(&mut guest, 8), 7);
     write(&mut guest, 8, 9);
-    // From here on it is known.
+    // The reset has resolved the doubt.
     bed.end_program();
     bed.start_program();
     guest.connect_again(&bed.served);
@@ -270,8 +270,8 @@ fn rings_of_a_killed_program_wait_for_a_reset() {
     assert_eq!(flush(&mut guest, 0), OK);
 }
 
-/// A program of fewer rings cannot tell anything of the others, so it passes the doubt on, whether
-/// it ends in good order or is killed.
+/// A program with fewer rings knows nothing of the others, so it passes the doubt on, after a clean
+/// end and after a kill.
 #[test]
 fn rings_in_doubt_outlast_a_program_that_has_fewer() {
     let mut bed = Bed::new();
@@ -295,9 +295,9 @@ fn rings_in_doubt_outlast_a_program_that_has_fewer() {
     assert_eq!(guest.done(1), None, "a ring in doubt is served");
 }
 
-/// A connection that starts no ring, as of a probe, says nothing about the guest.
+/// A connection that starts no ring, such as a probe, is no new guest.
 #[test]
-fn who_only_connects_does_not_end_the_guest() {
+fn a_probe_does_not_end_the_guest() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -314,7 +314,7 @@ fn who_only_connects_does_not_end_the_guest() {
     assert_eq!(guest.done(0), None, "a ring in doubt is served");
 }
 
-/// A guest that does not flush: whatever changes its disk is durable when it is answered.
+/// For a guest that does not flush, every change of its disk is durable before the answer.
 #[test]
 fn zeros_are_durable_at_once_for_a_guest_that_does_not_flush() {
     // Fewer tags than the ring has requests.
@@ -334,11 +334,11 @@ fn zeros_are_durable_at_once_for_a_guest_that_does_not_flush() {
     assert!(bed.stored(8) == [0; BLOCK as usize]);
     assert_eq!(guest.one(1, Ask::Discard, 0, &[(GUEST + DATA, 16)]), OK);
     assert_eq!(flushes(&bed), 2);
-    // Of a request that is refused there is nothing to flush.
+    // A refused request needs no flush.
     guest.fill(GUEST + DATA, &[0xff; 16]);
     assert_ne!(guest.one(0, Ask::WriteZeroes, 0, &[(GUEST + DATA, 16)]), OK);
     assert_eq!(flushes(&bed), 2);
-    // As many at once as the ring has room for.
+    // A full ring of requests at once.
     guest.fill(GUEST + DATA, &range);
     for number in 0..16 {
         guest.request(0, number, Ask::WriteZeroes, 0, &[(GUEST + DATA, 16)]);
@@ -349,9 +349,10 @@ fn zeros_are_durable_at_once_for_a_guest_that_does_not_flush() {
     assert_eq!(flushes(&bed), 18);
 }
 
-/// A note that cannot be read, or written, keeps the program from serving, and says what to do.
+/// An unreadable note, or one that cannot be written, keeps the program from serving. The message
+/// has the fix.
 #[test]
-fn a_note_of_no_use_is_told_with_the_fix() {
+fn an_unusable_note_is_refused_with_the_fix() {
     let mut bed = Bed::new();
     bed.end_program();
     let refused = |bed: &Bed| {
@@ -365,7 +366,7 @@ fn a_note_of_no_use_is_told_with_the_fix() {
     let said = refused(&bed);
     assert!(said.contains("guest.sock.note"), "{said}");
     assert!(said.contains("end the virtual machine and remove the file"), "{said}");
-    // Of a volume that is not this one, and whose guest may lose something.
+    // The note of another volume, with a loss to report.
     std::fs::remove_file(bed.note()).unwrap();
     bed.start_program();
     bed.served.kill();

@@ -1,5 +1,5 @@
-//! Volumes that change while the target runs, by the commands that people type: what is printed,
-//! what hosts see meanwhile, what is in the files, and what a restart makes of it.
+//! Volumes that change while the target runs, by the commands that administrators type: the output,
+//! the view of hosts meanwhile, the files, and the result of a restart.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl Bed {
         Target::start(self.directory.path(), &["--config", &config, "--poll-groups", "2"])
     }
 
-    /// `rblk-target WHAT` of the running target.
+    /// `rblk-target` with these arguments, for the running target.
     fn command(&self, what: &[&str]) -> Command {
         let mut command = Command::new(program("rblk-target"));
         command.args(what).arg("--control-socket").arg(self.path("target.sock"));
@@ -76,7 +76,7 @@ impl Bed {
         run(&mut self.command(&what.split_whitespace().collect::<Vec<_>>()))
     }
 
-    /// As [`Self::run`]; the command does what it is asked, and says that.
+    /// [`Self::run`] for a command that must succeed and print `said`.
     #[track_caller]
     fn does(&self, what: &str, said: &str) -> Ended {
         let ended = self.run(what);
@@ -135,7 +135,7 @@ fn a_snapshot_is_served_or_the_error_says_why_and_nothing_is_left_of_it() {
         client.flush();
         assert!(fs::read(bed.path("vol0.img")).unwrap()[..64 << 10] == second);
     }
-    // What is there is not replaced.
+    // An existing file is not replaced.
     bed.image("mine", 4096);
     let taken = bed.run(&format!("volume snapshot vol0 --path {}", text(&bed.path("mine.img"))));
     assert!(taken.stderr.contains("mine.img exists, and is not replaced"), "{taken:?}");
@@ -147,7 +147,7 @@ fn a_snapshot_is_served_or_the_error_says_why_and_nothing_is_left_of_it() {
     assert_eq!(bed.volumes().len(), 1);
 }
 
-/// Whether nobody has the file of a volume locked.
+/// Whether the file of a volume is unlocked.
 fn is_unlocked(path: &Path) -> bool {
     File::open(path).unwrap().try_lock().is_ok()
 }
@@ -198,7 +198,7 @@ fn a_volume_shrinks_only_when_told_and_never_keeps_what_was_cut_off() {
     assert_eq!(bed.size("vol0"), MIB);
     bed.does("volume resize vol0 512KiB --shrink", "vol0: changed, 512KiB");
     assert_eq!(bed.size("vol0"), MIB / 2, "what was dirty did not make it longer again");
-    // Its host is cut off for a moment, and opens it again.
+    // Its host is cut off for a moment, and opens the volume again.
     assert_eq!(client.try_io(IoOp::Read, 0, 4096), None);
     drop(client);
     let mut client = reconnect(&target);
@@ -211,7 +211,7 @@ fn a_volume_shrinks_only_when_told_and_never_keeps_what_was_cut_off() {
     client.logout();
 }
 
-/// A host whose old connections are gone opens the volume again.
+/// Opens the volume again as a host without old connections.
 fn reconnect(target: &Target) -> Client {
     let address = &target.address;
     wait_for("a host to be let in again", || Client::connect(address, "vol0", 1).ok())
@@ -236,9 +236,9 @@ fn a_volume_becomes_read_only_and_writable_again_under_its_host() {
     client.logout();
 }
 
-/// A file that is not as long as it was, as after a loss of power, keeps its own volume away alone.
+/// A file with another length, as after a loss of power, keeps only its own volume from service.
 #[test]
-fn a_file_of_another_size_keeps_no_other_volume_away() {
+fn a_file_of_another_size_disables_only_its_own_volume() {
     for (bytes, words) in [
         (MIB / 2, "524288 bytes, but the configuration says size = 1048576"),
         (2 * MIB, "2097152 bytes, but the configuration says size = 1048576"),
@@ -276,7 +276,7 @@ fn a_file_of_another_size_keeps_no_other_volume_away() {
             &text(&bed.config()),
         ]));
         assert_eq!(check.code, Some(9), "{check:?}");
-        // Mended, it is served again.
+        // After the repair the volume is served again.
         image.set_len(MIB).unwrap();
         bed.does("reload", "vol0");
         Client::connect(&target.address, "vol0", 1).unwrap().logout();
@@ -304,7 +304,7 @@ fn limits_are_set_shown_kept_and_taken_away_while_a_host_reads() {
     let list = bed.json("volume list");
     assert_eq!(list[0]["limits"], json!({"iops": 10, "iops_burst": 1, "bandwidth": "64MiB/s"}));
     bed.does("status -v", "LIMITS OF");
-    // What a file says is told as a difference, and counts after a reload.
+    // A limit in a file is shown as a difference, and applies after a reload.
     fs::write(&file, bed.table("vol0", "bandwidth = '32MiB/s'\n")).unwrap();
     bed.does("reload --dry-run", "bandwidth: \"64MiB/s\" -> \"32MiB/s\"");
     bed.does("reload", "vol0");
@@ -367,7 +367,7 @@ fn volumes_come_and_go() {
     client.write(4096, &data);
     assert_refused(&bed.run("volume remove new"), 1, &["new is in use: test (127.0.0.1"]);
 
-    // It waits until the host has gone, and lets no other in meanwhile.
+    // The removal waits until the host has gone, and lets no other host in meanwhile.
     let mut drain = bed.command(&["volume", "remove", "new", "--drain"]);
     let mut drain = drain.stdout(Stdio::null()).spawn().unwrap();
     wait_for("no other host to be let in", || {
@@ -380,7 +380,7 @@ fn volumes_come_and_go() {
     assert_eq!(bed.volumes().len(), 1);
     assert!(is_unlocked(&image) && fs::read(&image).unwrap()[4096..][..64 << 10] == data);
 
-    // By force, and in memory.
+    // A forced removal, of a volume in memory.
     bed.does("volume add ram --memory 1MiB", "ram: served");
     let mut client = Client::connect(&target.address, "ram", 1).unwrap();
     client.write(0, &data);
@@ -398,7 +398,7 @@ fn volumes_come_and_go() {
 }
 
 #[test]
-fn a_drain_that_nobody_waits_for_is_given_up() {
+fn a_drain_whose_command_was_killed_is_given_up() {
     let bed = Bed::new(&[("vol0", "write-through")]);
     let target = bed.serve();
     let client = Client::connect(&target.address, "vol0", 1).unwrap();
@@ -451,7 +451,7 @@ fn a_session_is_ended_and_comes_again() {
     let ended = bed.json(&format!("session kick {number}"));
     assert!(ended[0].as_str().unwrap().starts_with("test (127.0.0.1"), "{ended}");
     assert_eq!(client.try_io(IoOp::Read, 0, 4096), None);
-    // Another host may have it at once.
+    // Another host may open the volume at once.
     let other =
         wait_for("the volume to be free", || Client::connect(&target.address, "vol0", 2).ok());
     other.logout();
@@ -489,7 +489,7 @@ fn a_reload_does_all_or_nothing() {
     assert!(is_unlocked(&bed.path("new.img")), "what was opened is closed");
     client.logout();
 
-    // A store that is not there, and a file that is none.
+    // A missing store, and a file that does not parse.
     fs::write(bed.config(), wanted.replace("new.img", "none.img")).unwrap();
     let missing = bed.run("reload");
     assert_refused(&missing, 1, &["nothing was reloaded", "none.img"]);
@@ -514,13 +514,13 @@ fn a_reload_does_all_or_nothing() {
     assert!(bed.dump().volumes[0].read_only);
     assert_eq!(reload(12)["volumes"], json!([]), "once");
 
-    // What cannot change while it is served.
+    // A key that cannot change while the volume is served.
     let moved = wanted.replace("vol0.img", "new.img").replacen("new.img", "other.img", 1);
     bed.image("other", MIB);
     fs::write(bed.config(), moved).unwrap();
     assert_refused(&bed.run("reload"), 1, &["path", "vol0 cannot change while it is served"]);
 
-    // By signal.
+    // A reload by signal.
     fs::write(bed.config(), format!("{vol0}[[volume]]\nname = 'logs'{logs}")).unwrap();
     target.hang_up();
     wait_for("the signal to have its effect", || {
@@ -532,7 +532,7 @@ fn a_reload_does_all_or_nothing() {
 }
 
 #[test]
-fn what_is_persisted_is_there_after_a_restart() {
+fn persisted_changes_survive_a_restart() {
     let bed = Bed::new(&[("vol0", "write-through")]);
     let mut target = bed.serve();
     let image = bed.image("new", MIB);
@@ -540,7 +540,7 @@ fn what_is_persisted_is_there_after_a_restart() {
     bed.does(&add, "new: written to ");
     bed.does("volume add brief --memory 1MiB", "brief: until the target restarts or reloads");
     bed.does("volume resize new 2MiB --persist", "new: changed, 2MiB");
-    // With another size of a file whose size is written down, a target would not start.
+    // A target would not start if the file's size differed from the configured one.
     let fixed = format!(
         "[[volume]]\nname = \"new\"\nstore = \"file\"\npath = {:?}\nsize = \"2MiB\"\n",
         image
@@ -551,7 +551,7 @@ fn what_is_persisted_is_there_after_a_restart() {
     assert_refused(&bed.run("volume resize new 3MiB"), 2, &["new has 2MiB", "--persist"]);
     fs::write(&drop_in, before).expect(written);
     bed.does("volume set new --cache write-back --persist", "volume-new.toml is changed");
-    // People wrote this one.
+    // This file is hand-written.
     let refused = bed.run("volume set vol0 --read-only --persist");
     assert_refused(&refused, 2, &["vol0 is not in", "volume-vol0.toml", "rblk-target reload"]);
     assert!(!bed.dump().volumes[0].read_only, "and nothing has changed");
@@ -568,7 +568,7 @@ fn what_is_persisted_is_there_after_a_restart() {
     assert!(!bed.path("target.d/volume-new.toml").exists());
     drop(target);
 
-    // What a target prints of itself makes the same target.
+    // A target's dump configures the same target.
     fs::remove_dir_all(bed.path("target.d")).unwrap();
     fs::write(bed.config(), dumped.dump().unwrap()).unwrap();
     let _target = bed.serve();

@@ -1,4 +1,4 @@
-//! Bodies of admin commands and their replies. What is accepted has one form in bytes.
+//! Bodies of admin commands and their replies. An accepted body has one form in bytes.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use rblk_protocol::{
     VolumeHandle, VolumeListHeader, WriteVerifier,
 };
 
-/// Byte 0 says which body.
+/// Byte 0 selects the kind of body.
 pub fn run(data: &[u8]) -> bool {
     let Some((kind, bytes)) = data.split_first() else { return false };
     match kind % 7 {
@@ -42,14 +42,14 @@ fn has_one_form<T: Debug, const N: usize>(
     write: impl Fn(&T) -> [u8; N],
 ) -> bool {
     let Ok(body) = parse(bytes) else { return false };
-    // Behind the end of a name there may be anything; then the second form is the only one.
+    // Any bytes may follow the end of a name, but a write always gives the second form.
     let wire = write(&body);
     let again = parse(&wire).expect("what was written");
     assert_eq!(write(&again), wire, "changed by a write: {body:?}");
     true
 }
 
-/// One of each.
+/// A body of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let name = Name::new("vol0").expect("a name");

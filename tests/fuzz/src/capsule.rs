@@ -10,7 +10,7 @@ use rblk_protocol::{
 
 use crate::Input;
 
-/// Byte 0: commands or responses, and what was agreed. Bytes 1 and 2: the queue depth. Then the
+/// Byte 0: commands or responses, and the features. Bytes 1 and 2: the queue depth. Then the
 /// message.
 pub fn run(data: &[u8]) -> bool {
     let mut input = Input::new(data);
@@ -56,7 +56,7 @@ fn commands(message: &[u8], features: Features, depth: QueueDepth) -> bool {
 }
 
 fn responses(message: &[u8], lists: bool, depth: QueueDepth) -> bool {
-    // The same four bytes as an immediate.
+    // The first four bytes as an immediate.
     if let Some(bits) = message.first_chunk().map(|bits| u32::from_le_bytes(*bits)) {
         assert_eq!(Immediate::from_bits(bits).to_bits(), bits, "an immediate with two forms");
     }

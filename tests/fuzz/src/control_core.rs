@@ -1,9 +1,9 @@
-//! The decisions of control, from peers that may say anything at any time: connections, admin
-//! commands with any body, ends, time, a disk that is slow or fails.
+//! The decisions of control. Peers may send anything at any time: connections, admin commands with
+//! any body, ends. Time passes, and the disk is slow or fails.
 //!
-//! What must hold: no two sessions may write to a volume that is exclusive. A LOGIN is answered
-//! when no connection of an older epoch is left. What the target told of a holder is durable. Each
-//! command of a connection that lives is answered once, and at the end none waits.
+//! Rules: no two sessions may write to an exclusive volume. A LOGIN is answered after the last
+//! connection of an older epoch has ended. A holder that the target has announced is durable. Each
+//! command of a live connection is answered once, and at the end none waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::Input;
 const VOLUMES: u16 = 2;
 const LINKS: usize = 24;
 
-/// The bytes are what the peers, the clock and the disk do.
+/// The bytes are the acts of the peers, the clock and the disk.
 pub fn run(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let mut world = World::new();
@@ -50,7 +50,7 @@ struct Link {
     is_dying: bool,
 }
 
-/// A command that is not answered.
+/// A command without an answer so far.
 #[derive(Clone, Copy)]
 struct Asked {
     link: Link,
@@ -63,7 +63,7 @@ struct World {
     now: Instant,
     links: Vec<Link>,
     asked: BTreeMap<(u32, u16), Asked>,
-    // By session and volume, as the poll groups have it.
+    // By session and volume, as in the poll groups.
     open: BTreeMap<(SessionIndex, u16), AccessMode>,
     durable: BTreeMap<[u8; 16], HolderRecord>,
     on_their_way: Vec<(Ticket, HolderRecord)>,
@@ -136,7 +136,7 @@ impl World {
         let queue = u16::from(input.below(4));
         let (session, epoch, kind) = match named {
             None if fresh => (SessionId::default(), Epoch(0), ConnectionKind::Admin),
-            // Of a session that is none.
+            // A connection of a session that does not exist.
             None => (SessionId(input.array()), Epoch(shift), ConnectionKind::Io { queue }),
             Some(link) if queue == 3 => {
                 (link.id, Epoch(link.epoch.0 + shift), ConnectionKind::Admin)
@@ -266,7 +266,7 @@ impl World {
         self.carry_out();
     }
 
-    /// The disk takes the oldest change, or says that it does not.
+    /// The disk writes the oldest change, or reports an error.
     fn write_one(&mut self, fails: bool) {
         if self.on_their_way.is_empty() {
             return;
@@ -279,7 +279,7 @@ impl World {
         self.carry_out();
     }
 
-    /// A store has made durable what it was to, or says that it could not.
+    /// A store has flushed, or reports an error.
     fn settle_one(&mut self, fails: bool) {
         if self.settles.is_empty() {
             return;
@@ -289,7 +289,7 @@ impl World {
         self.carry_out();
     }
 
-    /// The target dies. The next run knows what was durable.
+    /// The target dies. The next run has the durable records.
     fn restart(&mut self) {
         let holders = Holders::durable(self.durable.values().cloned());
         self.core = Core::new(parts(holders), self.now);
@@ -358,7 +358,7 @@ impl World {
     }
 
     fn replied(&mut self, to: ConnectionRef, tag: Tag, status: Status, payload: &[u8]) {
-        // One that is gone may be answered.
+        // The target may answer a connection that is gone.
         if !self.links.iter().any(|link| link.at == to) {
             return;
         }
@@ -369,7 +369,7 @@ impl World {
         }
         match opcode {
             Opcode::Login => {
-                // A stranger that names the session has no part in it.
+                // A stranger may name the session without belonging to it.
                 let member = |l: &Link| l.id == link.id && l.session != SessionIndex::NONE;
                 let older = |l: &Link| member(l) && l.epoch < link.epoch;
                 assert!(!self.links.iter().any(older), "LOGIN was answered too early");
@@ -411,7 +411,7 @@ impl World {
         }
     }
 
-    /// Nothing waits when every end is buried, the disk caught up and the time is over.
+    /// No command waits after every end is buried, the disk has caught up and the time is over.
     fn end(&mut self) {
         while !self.on_their_way.is_empty() {
             self.write_one(false);

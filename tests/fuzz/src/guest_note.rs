@@ -1,4 +1,4 @@
-//! The note that the program of a guest leaves to the next one.
+//! The note that a guest's program leaves to the next one.
 
 use rblk_initiator::mount::note::guest::fuzzing::accepts;
 

@@ -1,5 +1,5 @@
 //! The proofs of both ends: texts of keys, the Noise handshake, sealed commands and replies, and
-//! the proofs of I/O connections. What was changed on its way is refused, and nothing else is.
+//! the proofs of I/O connections. Messages that changed on their way are refused, and no others.
 
 use rblk_protocol::auth::{
     COMMAND_SEAL_BYTES, Carrier, Hellos, InitiatorHandshake, KEY_BYTES, LoggedIn, PublicKey,
@@ -12,7 +12,7 @@ use rblk_protocol::{
 
 use crate::Input;
 
-/// Byte 0 says what is fed.
+/// Byte 0 selects the input.
 pub fn run(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     match input.below(6) {
@@ -47,7 +47,7 @@ fn texts(bytes: &[u8]) -> bool {
     public.is_ok() || secret.is_ok()
 }
 
-/// The bytes with some bits changed, as the input says, and whether they were.
+/// The bytes with some bits changed by the input, and whether they changed.
 fn edited(bytes: &[u8], input: &mut Input<'_>) -> (Vec<u8>, bool) {
     let mut copy = bytes.to_vec();
     for _ in 0..input.below(3) {
@@ -77,7 +77,7 @@ fn login() -> [u8; LoginRequest::BYTES] {
 }
 
 /// A handshake in which each message may be changed on its way, and each end may have other hellos,
-/// another carrier or another key than the other end thinks.
+/// another carrier or another key than the other end assumes.
 fn messages(input: &mut Input<'_>) -> Option<(rblk_protocol::auth::InitiatorSeal, LoggedIn)> {
     let odd = input.u8();
     let (host, target) = (secret(3), secret(5));

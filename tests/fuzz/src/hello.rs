@@ -1,5 +1,5 @@
-//! Hellos: request, accept and reject of a connection, and what a target answers to a request. What
-//! is accepted is the same when it is written and read again.
+//! Hellos: request, accept and reject of a connection, and the target's answer to a request. An
+//! accepted message stays the same through a write and a read.
 
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Nonce,
@@ -8,7 +8,7 @@ use rblk_protocol::{
 
 use crate::Input;
 
-/// Byte 0 says which of the three. An accept is read as the answer to one of a few requests.
+/// Byte 0 selects one of the three. An accept is read as the answer to one of a few requests.
 pub fn run(data: &[u8]) -> bool {
     let Some((kind, bytes)) = data.split_first() else { return false };
     match kind % 3 {
@@ -84,7 +84,7 @@ fn asked(wish: u8) -> HelloRequest {
     }
 }
 
-/// One of each.
+/// A hello of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let offer = Offer {

@@ -1,4 +1,4 @@
-//! The file in which a target remembers who held its volumes.
+//! The file with the last holders of a target's volumes.
 
 use rblk_target::record::fuzzing::holders_file;
 

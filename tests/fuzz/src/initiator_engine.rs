@@ -1,5 +1,5 @@
-//! The engine of the initiator, from a hostile target: answers that nobody waits for, immediates,
-//! writes to memory that was lent, ends. Each request ends at most once.
+//! The engine of the initiator, from a hostile target: unexpected answers, immediates, writes to
+//! lent memory, ends. Each request ends at most once.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::Input;
 const DEPTH: u16 = 8;
 const STEPS: u32 = 64;
 
-/// Byte 0: what was agreed, and whether the self-test was passed. Then what the target does.
+/// Byte 0: the features, and whether the self-test was passed. Then the acts of the target.
 pub fn run(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = input.u8();
@@ -136,7 +136,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     for kind in [0, 1, 4, 5, 13, 0x25, 0x45, 0x10] {
         let mut seed = vec![kind];
         for op in 0..5 {
-            // A request, then an honest answer to one of those that were sent.
+            // A request, then an honest answer to one of the requests so far.
             seed.extend([0, op, op, 1, 8, 2, 6, op, 0, 0, 0, 3, 7, op, 1]);
         }
         seeds.push(seed);

@@ -1,7 +1,7 @@
 //! [`Input`]: bytes of the fuzzer as a list of decisions.
 
-/// Takes decisions from the front of the bytes. When no bytes are left, numbers are 0, so that a
-/// prefix of an input does what the input did at first.
+/// Takes decisions from the front of the bytes. After the last byte, numbers are 0, so that a
+/// prefix of an input causes the same first acts.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     rest: &'a [u8],
@@ -20,14 +20,14 @@ impl<'a> Input<'a> {
         self.rest.is_empty()
     }
 
-    /// At most so many bytes.
+    /// At most `most` bytes.
     pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (taken, rest) = self.rest.split_at(most.min(self.rest.len()));
         self.rest = rest;
         taken
     }
 
-    /// Exactly so many bytes; zeros where none are left.
+    /// Exactly `N` bytes; zeros after the last byte.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let taken = self.bytes(N);

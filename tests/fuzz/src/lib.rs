@@ -1,11 +1,11 @@
-//! Coverage-guided fuzzing of everything that a peer or a file can say.
+//! Coverage-guided fuzzing of everything that a peer can send or a file can contain.
 //!
 //! Each target is a function from bytes to "accepted or not". It panics when the code breaks a
-//! promise. The bytes are either what the code parses, or a list of what a peer does ([`Input`]).
+//! promise. The bytes are either the parser's input, or a list of a peer's acts ([`Input`]).
 //!
-//! | target | what is fed with bytes |
+//! | target | input |
 //! | --- | --- |
-//! | [`hello`] | requests, accepts and rejects of connections, and what a target answers |
+//! | [`hello`] | requests, accepts and rejects of connections, and the answers of a target |
 //! | [`admin_body`] | the bodies of LOGIN, LIST, OPEN and their replies |
 //! | [`handshake`] | keys, the handshake, sealed commands and replies, proofs of I/O connections |
 //! | [`capsule`] | commands and responses, alone and in lists |
@@ -20,8 +20,8 @@
 //! | [`vhost_front_end`] | the disk of a guest, from a hostile front end: bursts, pauses |
 //! | [`holders`], [`lineage`] | files of the version before, which become records |
 //!
-//! `corpus/NAME.inputs` is an archive ([`corpus`]) of inputs that together reach all the code that
-//! was reached so far. The tests replay them on every run of `cargo xtask test`. `cargo xtask test
+//! `corpus/NAME.inputs` is an archive ([`corpus`]) of inputs that together reach all the code
+//! reached so far. The tests replay them on every run of `cargo xtask test`. `cargo xtask test
 //! --long` looks for new ones.
 
 #![forbid(unsafe_code)]
@@ -53,9 +53,9 @@ pub use input::Input;
 pub struct Target {
     /// The name of its program and of its corpus.
     pub name: &'static str,
-    /// Feeds it. Returns whether the bytes were accepted, or reached what lies behind the parser.
+    /// Runs it. Returns whether the bytes were accepted, or reached the code behind the parser.
     pub run: fn(&[u8]) -> bool,
-    /// Inputs that must be accepted: where fuzzing begins.
+    /// Accepted inputs with which fuzzing begins.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 

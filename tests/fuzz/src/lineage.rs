@@ -1,4 +1,4 @@
-//! The file in which a target remembers how it ended.
+//! The file with the end of a target's last run.
 
 use rblk_target::record::fuzzing::lineage_file;
 

@@ -1,4 +1,4 @@
-//! The file in which a target remembers a volume.
+//! The file with the record of a volume.
 
 use rblk_target::record::fuzzing::record;
 
@@ -7,7 +7,7 @@ pub fn run(data: &[u8]) -> bool {
     record(data)
 }
 
-/// With everything, and with as little as there may be.
+/// A complete record, and a minimal one.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let uuid = "01".repeat(16);

@@ -1,5 +1,5 @@
-//! The configuration file of a target. What is accepted loads to the same value when it is written
-//! and read again. A refusal is text for people.
+//! The configuration file of a target. An accepted file loads to the same value after a write and a
+//! read. A refusal is a text for the administrator.
 
 use rblk_config::TargetConfig;
 

@@ -1,6 +1,6 @@
-//! A poll group of the target, from a hostile initiator. Whatever the peer does: control hears of
-//! admin commands of admin connections alone, the connection ends when its link does, and no memory
-//! of the arena stays lent.
+//! A poll group of the target, from a hostile initiator. After any acts: control gets admin
+//! commands of admin connections alone, the connection ends when its link does, and no memory of
+//! the arena stays lent.
 
 use rblk_fabric::soft::network::{Conditions, End};
 use rblk_protocol::{
@@ -20,10 +20,10 @@ use crate::Input;
 const VOLUME_BYTES: u64 = 64 << 10;
 const VOLUMES: u16 = 5;
 const ACTS: u32 = 64;
-/// Steps in which everything is over when a link is cut.
+/// Steps in which everything ends after a link is cut.
 const PATIENCE: u64 = 50_000;
 
-/// Bytes 0 and 1: what was agreed. Then what the peer does.
+/// Bytes 0 and 1: the features and the depth. Then the acts of the peer.
 pub fn run(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let (kind, depth) = (input.u8(), 1 + u16::from(input.below(16)));
@@ -65,7 +65,7 @@ pub fn run(data: &[u8]) -> bool {
     peer.wire.cut();
     let gone = bed.rig.run(PATIENCE, |rig| rig.connections(session) == 0);
     assert!(gone.is_ok(), "the connection does not end: {:?}", bed.rig);
-    // Write-back of dirty blocks pins slots, and ends.
+    // Write-back of dirty blocks pins slots for a while.
     let idle = bed.rig.run(PATIENCE, |rig| {
         rig.groups_mut().all(|group| group.shard().slots().held().next().is_none())
     });
@@ -101,7 +101,7 @@ fn bed(kind: u8) -> Bed {
     .expect("a rig");
     let session = rig.begin_session();
     for volume in 0..VOLUMES {
-        // One that may be read alone.
+        // A volume opened for reading alone.
         let mode = if volume == 1 { AccessMode::ReadOnly } else { AccessMode::Shared };
         rig.open(session, VolumeIndex(volume), mode);
     }
@@ -127,7 +127,7 @@ fn act(bed: &mut Bed, peer: &mut RawPeer, input: &mut Input<'_>, session: Sessio
         }
         6 => peer.lend_anew(),
         _ => {
-            // A message of commands, and the data of each behind all of them.
+            // A message of commands, followed by the data of each.
             let count = if input.flag() { 1 } else { 1 + input.below(17) };
             let (mut capsules, mut data) = (Vec::new(), Vec::new());
             for _ in 0..count {
@@ -137,7 +137,7 @@ fn act(bed: &mut Bed, peer: &mut RawPeer, input: &mut Input<'_>, session: Sessio
                 data.splice(0..0, bytes);
             }
             capsules.extend(data);
-            // Few messages do not fit the slots of the peer.
+            // A few messages exceed the slots of the peer.
             capsules.truncate(18 << 10);
             let spoil = input.u16();
             if spoil & 0xf000 == 0xf000 {
@@ -191,7 +191,7 @@ fn command(peer: &mut RawPeer, input: &mut Input<'_>) -> CommandCapsule {
     command
 }
 
-/// Commands of each kind, with each set of abilities.
+/// Commands of each kind, with each set of features.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();

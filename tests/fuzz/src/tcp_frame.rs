@@ -1,5 +1,5 @@
-//! The frames of `tcp://`: the header, and QPs that get frames from nowhere. Whatever comes, memory
-//! that was not lent keeps its bytes, and the QP that got it completes all its WRs or none.
+//! The frames of `tcp://`: the header, and QPs that get frames from anywhere. No frame may change
+//! memory that was not lent, and the QP completes all its WRs or none.
 
 use rblk_fabric::soft::fuzzing::frame_header;
 use rblk_fabric::soft::network::{Conditions, End, Network, Wire};
@@ -14,10 +14,10 @@ use crate::Input;
 const HEADER: usize = 32;
 const REGION: usize = 4096;
 const RECVS: u16 = 4;
-/// Bytes that nobody lends.
+/// Fills memory that is not lent.
 const SECRET: u8 = 0x5a;
 
-/// Byte 0 is 0 for the header alone. Else a QP gets what follows.
+/// Byte 0 is 0 for the header alone. Otherwise a QP gets the rest.
 pub fn run(data: &[u8]) -> bool {
     let Some((kind, bytes)) = data.split_first() else { return false };
     if *kind == 0 { frame_header(bytes) } else { queue_pair(*kind, Input::new(bytes)) }
@@ -60,9 +60,9 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
     let (mut ends, mut heard, mut sent) = (0, 0, 0u16);
     while !input.is_empty() && ends == 0 {
         match input.below(8) {
-            // As it is.
+            // Raw bytes.
             0 => wire.inject(End::B, input.bytes(64)),
-            // Something that is posted here, which the peer's frames may answer.
+            // A WR posted here, which the peer's frames may answer.
             1 | 2 if sent < 8 => {
                 let sge = own.sge(2048, 64 + u32::from(input.u8())).expect("inside");
                 let to = far_buffer(&mut input);
@@ -76,7 +76,7 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
                         .is_ok(),
                 );
             }
-            // A header of good form, with what the fuzzer wants in it, and a payload.
+            // A well-formed header with random fields, and a payload.
             _ => inject_frame(&wire, &mut input, (address, rkey)),
         }
         network.advance(1);
@@ -93,7 +93,7 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
         let mut completions = [Completion::default(); 16];
         heard += poller.poll(&mut completions).expect("a CQ");
     }
-    // Each RECV ends. Of what was sent, that which is not signaled and succeeded does not.
+    // Each RECV completes. An unsignaled send that succeeded has no completion.
     assert!(heard >= usize::from(RECVS), "RECVs of a dead QP did not end: {heard}");
     assert!(heard <= usize::from(RECVS + sent), "more ends than WRs");
     let mut bytes = [0; REGION];

@@ -11,7 +11,7 @@ pub fn run(data: &[u8]) -> bool {
     }
 }
 
-/// One of each.
+/// A request and a reply.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut request = b"\0rblkSOFT\x01\0".to_vec();

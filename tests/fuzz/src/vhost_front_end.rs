@@ -1,6 +1,6 @@
 //! The disk of a guest, from a hostile front end: sequences of messages with their descriptors, in
-//! bursts and with pauses, while the threads of the rings are slow. The disk itself lives on from
-//! one execution to the next, and serves a good front end after each.
+//! bursts and with pauses, while the threads of the rings are slow. The disk survives each
+//! execution, and serves a good front end after it.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
@@ -23,9 +23,9 @@ const STEPS: u32 = 48;
 const MEMORY: u64 = 1 << 20;
 const GUEST: u64 = 1 << 32;
 const USER: u64 = 0x7f00_0000_0000;
-/// Bytes of the rings of a guest: descriptors, what it offers, what is done.
+/// Bytes of the rings of a guest: descriptors, the available ring, the used ring.
 const RING_BYTES: u64 = 16 << 10;
-/// Any wait that is longer than this is a wedge.
+/// A longer wait is a hang.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 const BURSTS: [u32; 8] = [1, 1, 1, 1, 2, 8, 70, 300];
@@ -36,7 +36,7 @@ struct Bed {
     disk: FuzzedDisk,
     memories: [File; 2],
     small: File,
-    // An eventfd without O_NONBLOCK whose counter is full: whoever writes to it waits.
+    // An eventfd without O_NONBLOCK with a full counter: a write to it blocks.
     full: EventFd,
     pipe: (OwnedFd, OwnedFd),
     _dir: tempfile::TempDir,
@@ -103,7 +103,7 @@ impl FrontEnd {
         }
     }
 
-    /// Takes the answers that are there.
+    /// Takes the answers that have arrived.
     fn take_answers(&mut self) {
         let mut bytes = [0; 4096];
         while let Ok(1..) = recv(self.stream.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)
@@ -111,7 +111,7 @@ impl FrontEnd {
         {}
     }
 
-    /// Hangs up, and waits until the other end has, too. Returns whether it ever answered.
+    /// Hangs up, and waits until the other end has, too. Returns whether it sent any answer.
     fn leave(mut self) -> bool {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let mut bytes = [0; 4096];
@@ -128,7 +128,7 @@ impl FrontEnd {
     }
 }
 
-/// Byte 0: how slow the rings are, and whether they are started. Then what the front end does.
+/// Byte 0: how slow the rings are, and whether they are started. Then the acts of the front end.
 pub fn run(data: &[u8]) -> bool {
     static BED: OnceLock<Mutex<Bed>> = OnceLock::new();
     let bed = BED.get_or_init(|| Mutex::new(Bed::new()));
@@ -160,7 +160,7 @@ pub fn run(data: &[u8]) -> bool {
     answered
 }
 
-/// Agrees on abilities, shares memory, and starts rings.
+/// Negotiates features, shares memory, and starts rings.
 fn begin(front_end: &mut FrontEnd, bed: &Bed, event: &EventFd, kind: u8) -> bool {
     let mut is_there = front_end.send(2, 1, &(1u64 << 32 | 1 << 30).to_le_bytes(), &[])
         && front_end.send(16, 1, &0x229u64.to_le_bytes(), &[])
@@ -199,7 +199,7 @@ fn table(parts: &[(u64, u64)]) -> Vec<u8> {
     body
 }
 
-/// One thing that a front end does. Returns whether the other end is still there.
+/// One act of a front end. Returns whether the other end is still there.
 fn act(front_end: &mut FrontEnd, bed: &Bed, event: &EventFd, input: &mut Input<'_>) -> bool {
     match input.below(8) {
         0..=3 => talk(front_end, bed, event, input),
@@ -217,7 +217,7 @@ fn act(front_end: &mut FrontEnd, bed: &Bed, event: &EventFd, input: &mut Input<'
             true
         }
         6 => {
-            // A request of one descriptor or more: the next that a ring has room for.
+            // A request of one or more descriptors, in the next free place of a ring.
             let ring = u64::from(input.below(3)) * RING_BYTES / 4;
             let memory = &bed.memories[0];
             for index in 0..3u64 {
@@ -243,12 +243,12 @@ fn act(front_end: &mut FrontEnd, bed: &Bed, event: &EventFd, input: &mut Input<'
     }
 }
 
-/// A message, or many of the same.
+/// A message, or a burst of equal ones.
 fn talk(front_end: &mut FrontEnd, bed: &Bed, event: &EventFd, input: &mut Input<'_>) -> bool {
     let request = u32::from(input.pick(&REQUESTS).unwrap_or(1));
     let how = input.u8();
     let count = BURSTS[usize::from(how & 7)];
-    // What is asked for in a burst of memories or stops is done each time: a few are enough.
+    // Each memory table and each stop of a burst takes full effect, so a few are enough.
     let count = if matches!(request, 5 | 11) { count.min(8) } else { count };
     let flags = if how & 8 != 0 { 1 | 8 } else { 1 };
     let ring = u32::from(input.below(4));
@@ -300,14 +300,14 @@ fn kind_of(request: u32) -> u8 {
     if request == 5 { 0 } else { 7 }
 }
 
-/// Front ends that start rings of any pace, and then say everything once, and in bursts.
+/// Front ends that start rings of any pace, and then send every message once, and in bursts.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for kind in [0x00, 0x08, 0x28, 0x4b, 0x69, 0x7f] {
         for how in [0, 6, 7] {
             let mut seed = vec![kind];
-            // Abilities, and so that the rest is read.
+            // Features, so that the disk reads the rest.
             seed.extend([0, 0, 0, 0, 0]);
             for request in [16, 13, 11, 12, 3, 10] {
                 seed.extend([0, request, how, 0, 1]);

@@ -1,12 +1,12 @@
-//! Replays the corpora: every input that was kept is fed to its target again. An input that once
-//! broke something is kept under a name, `found-...`.
+//! Replays the corpora: every kept input goes to its target again. An input that once broke the
+//! code is kept as `found-...`.
 
 use std::fs;
 use std::path::Path;
 
 use rblk_fuzz::{ALL, corpus};
 
-/// The target of that name: its seeds are accepted, and each input of its corpus does no harm.
+/// Replays one target: its seeds are accepted, and each input of its corpus does no harm.
 fn replay(name: &str) {
     let target = ALL.iter().find(|target| target.name == name).expect("a target");
     for (at, seed) in (target.seeds)().iter().enumerate() {

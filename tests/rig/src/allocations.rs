@@ -1,7 +1,7 @@
-//! [`CountingAllocator`]: the system's allocator, counting what each thread asks it for.
+//! [`CountingAllocator`]: the system's allocator, with a count of each thread's allocations.
 //!
-//! A program that wants the numbers installs it; without it every count stays 0, which
-//! [`are_counted`] tells apart from a program that allocates nothing.
+//! A program installs the allocator to count. Without it every count stays 0. [`are_counted`]
+//! distinguishes that from a program that allocates nothing.
 //!
 //! ```
 //! use rblk_rig::allocations::{self, CountingAllocator};
@@ -23,7 +23,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    // Without a destructor and constant, so that it may be used from inside the allocator.
+    // Constant and without a destructor, so that the allocator itself may use it.
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -35,8 +35,9 @@ fn count() {
     COUNT.with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator unchanged, whose promises are these; counting
-// touches a number that is the thread's own and neither allocates nor panics.
+// SAFETY: every call goes to the system's allocator unchanged, which keeps the contract of
+// `GlobalAlloc`; counting touches a number that is the thread's own and neither allocates nor
+// panics.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -62,7 +63,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// Allocations and reallocations of this thread so far; 0 where [`CountingAllocator`] is not
+/// Allocations and reallocations of this thread so far; 0 unless [`CountingAllocator`] is
 /// installed.
 #[must_use]
 pub fn of_this_thread() -> u64 {

@@ -1,17 +1,17 @@
 //! The rig: a target and its initiators in one thread, without sockets, disks or a clock.
 //!
 //! The tests use the rig to inject faults and to repeat a run from its seed. `rblk-bench cost` uses
-//! the rig to count what one I/O costs. No program that serves data contains this crate.
+//! the rig to count the costs of one I/O. No program that serves data contains this crate.
 //!
-//! | module | what is in it |
+//! | module | content |
 //! |---|---|
 //! | [`inprocess`] | target and initiators in one thread, over the in-memory fabric, by a seed |
-//! | [`ram_store`] | a store in memory that is slow, full and failing as its seed says |
-//! | [`crash_store`] | a store in memory that keeps after a crash only what it promised |
+//! | [`ram_store`] | a store in memory that is slow, full and failing as its seed decides |
+//! | [`crash_store`] | a store in memory that keeps only its promises in a crash |
 //! | [`seed`] | random numbers that follow from a seed |
-//! | [`allocations`] | an allocator that counts what each thread asks it for |
+//! | [`allocations`] | an allocator that counts the allocations of each thread |
 
-// Allowed in one place: the allocator that counts.
+// Allowed only in the counting allocator.
 #![deny(unsafe_code)]
 
 pub mod allocations;

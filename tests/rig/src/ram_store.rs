@@ -1,7 +1,7 @@
 //! [`RamStore`]: volumes in memory behind the target's [`Store`] seam, slow and failing on demand.
 //!
-//! It has no clock: time is the number of [`Store::reap`] calls, which a poll group makes once per
-//! turn. Ops take effect when they are done, in an order that the seed decides.
+//! The store has no clock: time is the number of [`Store::reap`] calls, which a poll group makes
+//! once per turn. Ops take effect at their end, in an order that the seed decides.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub struct StoreConditions {
     pub delay_max: u64,
     /// How many of a thousand ops fail.
     pub errors_per_mille: u32,
-    /// What they fail with.
+    /// The error of these ops.
     pub errno: Errno,
-    /// Ops held at most; more are refused.
+    /// Most ops in flight; more are refused.
     pub capacity: usize,
-    /// Nothing completes while this is set.
+    /// No op completes while this is set.
     pub stalled: bool,
     /// Reads end this many bytes early, against the contract of [`Store`].
     pub short_by: u32,
@@ -88,7 +88,7 @@ pub struct RamStore {
     random: Random,
     conditions: StoreConditions,
     pending: Vec<Pending>,
-    // Lists of ops that are done, to be used again.
+    // Segment lists of completed ops, for reuse.
     spare: Vec<Vec<Segment>>,
     planned: Vec<(Kind, u64, Errno)>,
     now: u64,
@@ -97,7 +97,7 @@ pub struct RamStore {
 }
 
 impl RamStore {
-    /// A store whose extents are in `region`.
+    /// A store with its extents in `region`.
     #[must_use]
     pub fn new(region: &Arc<Region>, seed: u64) -> Self {
         Self {
@@ -129,23 +129,23 @@ impl RamStore {
         self.volumes.get(usize::from(index.0)).and_then(Option::as_deref).unwrap_or(&[])
     }
 
-    /// Sets how it behaves from now on.
+    /// Sets the conditions.
     pub fn set_conditions(&mut self, conditions: StoreConditions) {
         self.conditions = conditions;
     }
 
-    /// How it behaves.
+    /// The conditions.
     #[must_use]
     pub fn conditions(&self) -> StoreConditions {
         self.conditions
     }
 
-    /// The next op of that kind that begins at `offset` fails with that errno, once.
+    /// Makes the next op of that kind at `offset` fail with that errno, once.
     pub fn fail_next(&mut self, kind: Kind, offset: u64, errno: Errno) {
         self.planned.push((kind, offset, errno));
     }
 
-    /// Keeps every op from now on, for [`Self::take_log`].
+    /// Starts to keep every op for [`Self::take_log`].
     pub fn keep_log(&mut self) {
         self.keeps_log = true;
     }
@@ -250,8 +250,8 @@ impl Store for RamStore {
             let mut pending = self.pending.remove(at);
             let result = match pending.fails {
                 Some(errno) => {
-                    // The contents of the range are unknown then: as often as not they are the new
-                    // ones.
+                    // After an error the contents of the range are unknown: half of the time, the
+                    // new ones.
                     if pending.op.kind.changes() && self.random.chance(500) {
                         let _ = self.carry_out(&pending.op, &pending.memory);
                     }

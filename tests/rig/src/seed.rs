@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 when that is 0.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.bits() % bound }
     }

@@ -1,5 +1,5 @@
-//! [`Bystander`]: an honest host that works on its volume while hostile peers do what they do. It
-//! checks every byte that it reads, and notes how long it had to wait.
+//! [`Bystander`]: an honest host that works on its volume while hostile peers attack. It checks
+//! every byte that it reads, and notes how long it had to wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use crate::program::Client;
 const BLOCK: usize = 16 << 10;
 /// Blocks that it works on.
 const BLOCKS: usize = 64;
-/// Who waited that long is asked for how long there was no CPU.
+/// A longer request also reads how long the ends had no CPU.
 const LATE: Duration = Duration::from_millis(200);
 
-/// What a bystander saw.
+/// Observations of a bystander.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Requests that were answered.
@@ -29,7 +29,7 @@ pub struct Seen {
     pub longest: Duration,
 }
 
-/// For how long the two ends were ready to run and had no CPU: never, where no kernel counts that.
+/// How long the two ends were ready to run and had no CPU. Zero if the kernel does not count that.
 #[derive(Debug)]
 struct Waits {
     ends: Vec<CpuWaits>,
@@ -58,7 +58,7 @@ impl Waits {
         Self { ends: counted.map(CpuWaits::start).collect(), until: Duration::ZERO }
     }
 
-    /// Since this was called last.
+    /// The time since the last call.
     fn anew(&mut self) -> Duration {
         let so_far = self.ends.iter().map(CpuWaits::so_far).sum();
         so_far - std::mem::replace(&mut self.until, so_far).min(so_far)
@@ -66,8 +66,8 @@ impl Waits {
 }
 
 impl Bystander {
-    /// Begins to work on a volume of the target with this process id: each round writes a block
-    /// anew, and reads back another one.
+    /// Begins to work on a volume of the target with this process id: each round writes a block,
+    /// and reads back another one.
     #[must_use]
     pub fn start(mut client: Client, target: u32) -> Self {
         for block in 0..BLOCKS {
@@ -133,7 +133,7 @@ impl Bystander {
 impl Seen {
     fn note(&mut self, took: Duration, waits: &mut Waits) {
         self.requests += 1;
-        // To ask costs more than a request.
+        // Reading the waits costs more than a request.
         let no_cpu = if took > LATE { waits.anew() } else { Duration::ZERO };
         self.longest = self.longest.max(took.saturating_sub(no_cpu));
     }

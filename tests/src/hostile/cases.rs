@@ -38,9 +38,9 @@ pub struct Victim {
 /// One case.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What is tried.
+    /// The rule it breaks.
     pub name: &'static str,
-    /// Tries it.
+    /// Runs it.
     pub run: fn(&Door, Victim),
 }
 
@@ -48,7 +48,7 @@ macro_rules! cases {
     ($($name:ident),* $(,)?) => { [$(Case { name: stringify!($name), run: $name }),*] };
 }
 
-/// All of them.
+/// All cases.
 pub const CASES: [Case; 21] = cases![
     hellos_that_break_a_rule,
     a_peer_without_a_key,
@@ -141,7 +141,7 @@ fn hellos_that_break_a_rule(door: &Door, victim: Victim) {
             Knock::Refused(_) | Knock::Failed(_) => {}
         }
     }
-    // Bits that nobody has defined are not granted.
+    // Undefined bits are not granted.
     let end = End::connect(&door.address, &Hello { features: u32::MAX, ..good });
     let granted = Accept::parse(&end.accept);
     assert_eq!(granted.features & !63, 0, "{granted:?}");
@@ -156,7 +156,7 @@ fn a_peer_without_a_key(door: &Door, _: Victim) {
     }
 }
 
-/// A command that nobody may send yet gets no data, and no success.
+/// A command that is not allowed yet gets no data, and no success.
 fn is_not_served(end: &mut End, opcode: u8, body: &[u8]) {
     let in_capsule = u32::try_from(body.len()).expect("short");
     let epoch = end.epoch();
@@ -177,7 +177,7 @@ fn commands_before_the_handshake(door: &Door, _: Victim) {
     }
     is_not_served(&mut door.stranger(), op::LOGIN, &wire::login("honest", 5000));
     is_not_served(&mut door.stranger(), op::OPEN, &wire::open(HONEST, 0, 1));
-    // It hears of no event, whatever happens.
+    // A stranger hears of no event.
     let mut end = door.stranger();
     let command = Command { opcode: op::ASYNC_EVENT, sequence: 1, epoch: 1, ..Command::default() };
     end.send(&command.bytes());
@@ -275,7 +275,7 @@ fn strangers_in_a_crowd(door: &Door, _: Victim) {
         })
         .collect();
     assert!(!inside.is_empty(), "no stranger may come at all");
-    // One that finds no place was refused, or another one has gone for it.
+    // A stranger without a place is refused, or an older one has left for it.
     let until = Instant::now() + PROOF / 2;
     loop {
         inside.retain_mut(|end| {
@@ -291,12 +291,12 @@ fn strangers_in_a_crowd(door: &Door, _: Victim) {
 }
 
 fn a_session_of_somebody_else(door: &Door, victim: Victim) {
-    // By its name alone.
+    // With its name alone.
     let hello =
         Hello { session: victim.session, epoch: victim.epoch + 1, ..Hello::admin(feature::AUTH) };
     let mut end = End::connect(&door.address, &hello);
     is_not_served(&mut end, op::LOGIN, &wire::login("honest", 5000));
-    // By the proof of another host.
+    // With the proof of another host.
     let mut end = End::connect(&door.address, &hello);
     let message = last_message(door, &mut end);
     is_not_served(&mut end, op::LOGIN, &message);
@@ -321,7 +321,7 @@ fn a_session_of_somebody_else(door: &Door, victim: Victim) {
     });
 }
 
-/// Whoever names a session is let in, and learns nothing of it before a proof.
+/// A hello may name any session. The target lets it in, but reveals nothing before a proof.
 fn a_session_that_is_not_there(door: &Door, victim: Victim) {
     for (session, epoch) in [([3; 16], 2), (victim.session, victim.epoch)] {
         let hello = Hello { session, epoch, ..Hello::admin(feature::AUTH) };
@@ -366,7 +366,7 @@ fn seals_that_are_wrong(door: &Door, _: Victim) {
             assert!(rogue.end.is_untouched(), "byte {at}: got data");
         });
     }
-    // The same message twice: it is answered once.
+    // A message sent twice is answered once.
     with_rogue(door, |rogue| {
         let command = rogue.command(op::LIST);
         let message = rogue.sealed(command, &[]);
@@ -478,7 +478,7 @@ fn queues_without_a_proof(door: &Door, _: Victim) {
                 3 => proof(&end, &rogue.secret, epoch + 1, 6, "initiator"),
                 4 => proof(&end, &rogue.secret, epoch, 6, "target"),
                 _ => {
-                    // Of another connection of the same queue.
+                    // The proof of another connection of the same queue.
                     let other = rogue.unproven(door, 6, 0);
                     proof(&other, &rogue.secret, epoch, 6, "initiator")
                 }
@@ -559,7 +559,7 @@ fn commands_that_break_a_rule(door: &Door, _: Victim) {
             assert!(queue.end.is_untouched(), "{what}");
         });
     }
-    // One tag twice in a message.
+    // A message with one tag twice.
     with_queue(door, feature::CAPSULE_LISTS, |_, queue, handle| {
         let one = queue.command(op::READ, handle, 0, 8).bytes();
         let message = [one, one].concat();
@@ -602,7 +602,7 @@ fn commands_that_are_not_allowed(door: &Door, _: Victim) {
             assert!(is_refused(queue.ask(&command.bytes())), "handle {other}");
         }
     });
-    // To write what was opened to be read.
+    // Writes to a volume that was opened for reading.
     with_rogue(door, |rogue| {
         let (status, handle) = rogue.open(READABLE, 1, 0);
         assert_eq!(status, status::OK);
@@ -622,7 +622,7 @@ fn memory_of_the_target(door: &Door, _: Victim) {
     for round in 0_u32..24 {
         with_queue(door, 0, |_, queue, _| {
             let own = queue.end.lent.remote(0);
-            // Keys near those that this host has: keys are often given in order.
+            // Keys near this host's own: devices often assign keys in order.
             let near = own.rkey.0.wrapping_add(round.wrapping_sub(12) << 8);
             let rkey = if round % 2 == 0 { near } else { narrow(random.below(1 << 32)) };
             let addr = if round % 3 == 0 { own.addr } else { random.below(1 << 47) & !4095 };
@@ -660,7 +660,7 @@ fn a_peer_that_takes_nothing(door: &Door, _: Victim) {
             let command = queue.command(op::READ, handle, 0, 16);
             queue.end.send(&Command { tag, ..command }.bytes());
         }
-        // It neither polls nor reads.
+        // The peer neither polls nor reads.
         std::thread::sleep(Duration::from_secs(3));
     });
 }

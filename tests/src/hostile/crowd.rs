@@ -19,7 +19,7 @@ const ADDRESSES: u16 = 64;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of the reply before the hello in it.
 const REPLY: usize = 16;
-/// Where the reply says whether the peer is let in, and what it says then.
+/// Where the reply has its verdict, and the value that lets the peer in.
 const VERDICT: (usize, u8) = (10, 1);
 
 /// Members with a thread of their own, until it is dropped.
@@ -45,7 +45,7 @@ fn request(hello: &Hello) -> Vec<u8> {
 
 async fn connect(from: Ipv4Addr, port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // Else the ports of this address are used up soon.
+    // Otherwise connections in TIME_WAIT soon use up the ports of this address.
     socket.set_zero_linger()?;
     socket.bind(SocketAddr::V4(SocketAddrV4::new(from, 0)))?;
     socket.connect(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))).await
@@ -64,8 +64,8 @@ async fn visit(from: Ipv4Addr, port: u16, request: &[u8]) -> std::io::Result<boo
 }
 
 impl Crowd {
-    /// So many members, of 64 addresses of 127.1.0.0/16 if `spread`, else all with the address of
-    /// this host, say that hello to the target at this port.
+    /// Starts `members` members that send `hello` to the target at this port. With `spread` they
+    /// have 64 addresses of 127.1.0.0/16, else the address of this host.
     ///
     /// # Panics
     /// No thread can be made.
@@ -89,7 +89,7 @@ impl Crowd {
                         loop {
                             match visit(from, port, &request).await {
                                 Ok(false) => counts.1.fetch_add(1, Ordering::Relaxed),
-                                // The target may end it by a reset.
+                                // The target may end a visit by a reset.
                                 Ok(true) | Err(_) => counts.0.fetch_add(1, Ordering::Relaxed),
                             };
                             tokio::time::sleep(PAUSE).await;

@@ -16,18 +16,18 @@ use crate::program::time_to_settle;
 
 /// Bytes that an end lends to the target.
 pub const LENT: usize = 256 << 10;
-/// What is in them before the target writes.
+/// Fills the lent memory before the target writes.
 pub const FILL: u8 = 0xc7;
 
 const SLOTS: usize = 32;
 const STRIDE: usize = 20 << 10;
 const RECVS: u16 = 64;
 const RECV_BYTES: usize = 4096;
-/// How long an end waits for what must come.
+/// How long an end waits for an expected message.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The reason of a refusal for want of a place for a stranger.
 const CROWDED: u64 = 10;
-/// How long an end looks for what must not come.
+/// How long an end watches for a forbidden message.
 const QUIET: Duration = Duration::from_millis(30);
 
 /// Something that an end received.
@@ -37,18 +37,18 @@ pub enum Heard {
     Response(Response),
     /// An immediate.
     Immediate(u32),
-    /// The connection is dead.
+    /// The connection ended, with this status.
     End(WcStatus),
 }
 
 /// How a target answered a connect request.
 #[derive(Debug)]
 pub enum Knock {
-    /// It let the peer in.
+    /// Accepted.
     In(Box<End>),
-    /// It refused, with these bytes.
+    /// Refused, with these bytes.
     Refused(Vec<u8>),
-    /// There was no answer of rblk.
+    /// No answer of rblk came.
     Failed(String),
 }
 
@@ -59,7 +59,7 @@ pub struct End {
     qp: QpIndex,
     slots: MemoryRegion,
     pd: ProtectionDomain,
-    /// What the target may read and write.
+    /// Memory that the target may read and write.
     pub lent: MemoryRegion,
     /// The accept, as it came.
     pub accept: Vec<u8>,
@@ -69,7 +69,7 @@ pub struct End {
     ended: Option<WcStatus>,
 }
 
-/// What hears of disconnects of RDMA devices, as long as there are ends.
+/// The runtime that watches for disconnects of RDMA devices while ends exist.
 fn runtime() -> &'static Runtime {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -78,9 +78,9 @@ fn runtime() -> &'static Runtime {
     &RUNTIME
 }
 
-/// Opens the device of the lab, as this process does by itself with its first connection, and keeps
-/// it open to its end. So it is not taken for something that a test left. Where there is none, the
-/// test itself says what is missing.
+/// Opens the device of the lab and keeps it open until this process ends. The first connection does
+/// the same by itself, so a device opened now is no leak of a test. If the lab is missing, the test
+/// reports that itself.
 pub fn keep_device() {
     let host = std::env::var("RBLK_LAB_RDMA_ADDR").unwrap_or_default();
     let Ok(address) = format!("rdma://{host}").parse() else { return };
@@ -104,7 +104,7 @@ pub(super) fn sizes() -> QpLimits {
     }
 }
 
-/// A CQ and a PD of their own, and what came of a connect request with these bytes as the hello.
+/// Connects with these bytes as the hello. Returns a CQ and a PD of their own, and the outcome.
 ///
 /// # Panics
 /// There is no way to the target at all.
@@ -130,8 +130,8 @@ pub(super) fn options() -> ConnectOptions {
     ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() }
 }
 
-/// Knocks until the target, which must, lets the peer in: if need be when it has a place again for
-/// strangers. Returns what `knock` gave in the end, and how often there was no place.
+/// Knocks until the target lets the peer in; a refusal for want of a place is tried again. Returns
+/// the result of `knock`, and the number of refusals.
 pub(super) fn until_let_in<T>(
     hello: &Hello,
     mut knock: impl FnMut() -> Result<T, Knock>,
@@ -184,11 +184,10 @@ impl End {
         Knock::In(Box::new(end))
     }
 
-    /// Connects where the target must let the peer in, if need be when it has a place again for
-    /// strangers.
+    /// Connects. Tries again while the target has no place for strangers.
     ///
     /// # Panics
-    /// It does not.
+    /// The target does not let the peer in.
     #[must_use]
     pub fn connect(address: &Address, hello: &Hello) -> Box<Self> {
         let knock = || match Self::knock(address, &hello.bytes()) {
@@ -242,17 +241,17 @@ impl End {
         narrow(number(&self.asked, 28, 4).max(1))
     }
 
-    /// Takes the key of the lent memory away, and lends other memory.
+    /// Invalidates the key of the lent memory, and lends other memory.
     ///
     /// # Panics
-    /// It cannot be registered.
+    /// The memory cannot be registered.
     pub fn lend_anew(&mut self) {
         let region = Region::allocate(LENT, PageKind::Normal).expect("memory");
         region.write(0, &vec![FILL; LENT]);
         self.lent = self.pd.register(&region, Access::REMOTE).expect("a registration");
     }
 
-    /// What came by now.
+    /// Everything that arrived so far.
     pub fn listen(&mut self) -> Vec<Heard> {
         let mut heard = Vec::new();
         loop {
@@ -282,10 +281,10 @@ impl End {
         heard.extend(bytes.chunks_exact(RESPONSE).map(|one| Heard::Response(Response::parse(one))));
     }
 
-    /// The next thing that comes.
+    /// The next message, or the end of the connection.
     ///
     /// # Panics
-    /// Nothing does.
+    /// Nothing arrives.
     pub fn hear(&mut self) -> Heard {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -304,7 +303,7 @@ impl End {
         }
     }
 
-    /// Everything that comes in a short time.
+    /// Everything that arrives in a short time.
     pub fn overhear(&mut self) -> Vec<Heard> {
         let until = Instant::now() + QUIET;
         let mut heard = Vec::new();
@@ -318,7 +317,7 @@ impl End {
     /// Waits until the target has ended the connection.
     ///
     /// # Panics
-    /// It does not.
+    /// The target keeps the connection.
     pub fn must_end(&mut self) {
         let until = Instant::now() + PATIENCE;
         while self.ended.is_none() {

@@ -1,7 +1,7 @@
 //! A hostile peer that is written from `docs/internals/wire.md` alone, and an honest host beside
 //! it.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
 //! | `wire.rs` | hellos, capsules and bodies as bytes |
 //! | `noise.rs` | the handshake, the seal, the proofs of queues |
@@ -11,7 +11,7 @@
 //! | `cases.rs` | each rule, broken once |
 //! | `crowd.rs` | connections from many addresses that say a hello and nothing else |
 //! | `bystander.rs` | the honest host |
-//! | `party.rs` | the keys of all, and what must be so when they meet |
+//! | `party.rs` | the keys of all, and the checks when they meet |
 //!
 //! The peer uses `rblk-fabric` to reach a device, and no code of the initiator.
 

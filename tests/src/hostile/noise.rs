@@ -24,7 +24,7 @@ pub enum Transport {
     Tcp = 3,
 }
 
-/// What a host has: its own secret key, and the public key of the target.
+/// The keys of a host: its own secret key, and the public key of the target.
 #[derive(Clone, Debug)]
 pub struct Keys {
     /// Secret.
@@ -84,7 +84,7 @@ pub fn begin(keys: &Keys, prologue: &[u8]) -> (HandshakeState, Vec<u8>) {
 /// The next message of a handshake.
 ///
 /// # Panics
-/// It is not this side's turn.
+/// The other side has to write next.
 #[must_use]
 pub fn write(state: &mut HandshakeState, payload: &[u8]) -> Vec<u8> {
     let mut message = vec![0; 1024];
@@ -96,7 +96,7 @@ pub fn write(state: &mut HandshakeState, payload: &[u8]) -> Vec<u8> {
 /// Takes message 2.
 ///
 /// # Errors
-/// It is not of the owner of the target's key.
+/// The sender does not own the target's key.
 pub fn read(state: &mut HandshakeState, message: &[u8]) -> Result<(), snow::Error> {
     state.read_message(message, &mut [0; 1024]).map(drop)
 }
@@ -104,7 +104,7 @@ pub fn read(state: &mut HandshakeState, message: &[u8]) -> Result<(), snow::Erro
 /// The body of a sealed command.
 ///
 /// # Panics
-/// It is too long.
+/// The body is too long.
 #[must_use]
 pub fn seal(keys: &StatelessTransportState, sequence: u32, capsule: &[u8], body: &[u8]) -> Vec<u8> {
     let plain = [capsule, body].concat();
@@ -134,7 +134,7 @@ pub fn sealed_len(payload: usize) -> usize {
     REPLY_HEAD + payload + TAG
 }
 
-/// What proves a queue.
+/// The inputs of a queue's proof.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue<'q> {
     /// The secret of the session.

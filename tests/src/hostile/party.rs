@@ -1,5 +1,5 @@
-//! [`Party`]: a target, an honest host and a rogue host, with their keys; and what happens when
-//! they meet.
+//! [`Party`]: a target, an honest host and a rogue host, with their keys; and the checks when they
+//! meet.
 
 use std::fs::{File, Permissions};
 use std::io::Write;
@@ -22,15 +22,15 @@ use crate::program::Client;
 
 /// Bytes of each volume.
 const BYTES: u64 = MINE_BLOCKS * BLOCK as u64;
-/// How long an honest request may take where the machine itself goes on. Measured on a quiet
-/// machine: 20 to 60 ms. A deaf peer once cost 18.9 s.
+/// The longest stall allowed for an honest request, without stalls of the machine itself. Measured
+/// on a quiet machine: 20 to 60 ms. A deaf peer once cost 18.9 s.
 const STALL: Duration = Duration::from_secs(1);
-/// What a target may keep of memory when all is over: what an allocator does not give back.
+/// Memory that a target may keep in the end, because an allocator does not return all of it.
 const GROWTH_KIB: u64 = 24 << 10;
-/// How long what the cases left may take to end.
+/// How long leftovers of the cases may take to end.
 const END: Duration = Duration::from_secs(60);
 
-/// Who is there. See the module.
+/// The parties. See the module.
 #[derive(Debug)]
 pub struct Party {
     target: SecretKey,
@@ -38,7 +38,7 @@ pub struct Party {
     rogue: SecretKey,
 }
 
-/// What a target holds.
+/// Resources that a target holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Held {
     sessions: usize,
@@ -67,8 +67,8 @@ impl Default for Party {
 }
 
 impl Party {
-    /// Writes the key of the target and its configuration into a directory, and returns the path of
-    /// the latter.
+    /// Writes the key of the target and its configuration into a directory. Returns the path of the
+    /// configuration.
     ///
     /// # Panics
     /// The directory takes no files.
@@ -77,7 +77,7 @@ impl Party {
         self.config_with(dir, listen, "")
     }
 
-    /// The same, with more keys of the target.
+    /// A configuration as [`Self::config`] writes it, with more keys of the target.
     ///
     /// # Panics
     /// The directory takes no files.
@@ -114,7 +114,7 @@ impl Party {
         keys.expect("one key of the target")
     }
 
-    /// What the rogue needs to come in.
+    /// The address and the keys with which the rogue logs in.
     #[must_use]
     pub fn door(&self, address: &Address, transport: Transport) -> Door {
         let (host, target) = (key_of(&self.rogue.text()), *self.target.public().as_bytes());
@@ -134,7 +134,7 @@ impl Party {
         let witness = Witness::start();
         let moment = witness.now();
         let bystander = Bystander::start(client, status().pid);
-        // Its queue was served, so the target knows that it is proven.
+        // Its queue was served, so the target knows the proof.
         let before = (Held::of(&status()), Usage::of(status().pid).rss_kib);
         for case in CASES {
             let begun = Instant::now();

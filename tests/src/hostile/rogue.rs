@@ -1,5 +1,5 @@
 //! [`Rogue`]: a host that the target lets in, with a right to a volume of its own, and that then
-//! breaks the rules. It comes in by the bytes of the document, not by the product's client.
+//! breaks the rules. It uses the bytes of the document, not the product's client.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +19,15 @@ pub const BLOCK: u32 = 4096;
 const REPLY: u32 = 4096;
 /// Most bytes of the payload of a reply to OPEN: a text of a refusal.
 const ROOM: usize = 512;
-/// How often LOGIN and OPEN are tried until what the rogue did before has ended.
+/// How long LOGIN and OPEN are tried while leftovers of the rogue end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where a target is, and what a rogue has to come in.
+/// The address of a target, and the keys of a rogue.
 #[derive(Clone, Debug)]
 pub struct Door {
     /// The address.
     pub address: Address,
-    /// What it speaks.
+    /// The transport of that address.
     pub transport: Transport,
     /// Keys.
     pub keys: Keys,
@@ -64,7 +64,7 @@ pub struct RogueQueue {
 /// The status of the answer; `None` when the connection ended instead.
 ///
 /// # Panics
-/// It is no response.
+/// An admin response is malformed.
 #[must_use]
 pub fn status_of(heard: &Heard) -> Option<u16> {
     match heard {
@@ -74,7 +74,7 @@ pub fn status_of(heard: &Heard) -> Option<u16> {
     }
 }
 
-/// A command that names the whole of what an end lends for replies.
+/// A command that names all memory that an end lends for replies.
 #[must_use]
 pub fn naming(end: &End, command: Command) -> Command {
     let remote = end.lent.remote(0);
@@ -82,7 +82,7 @@ pub fn naming(end: &End, command: Command) -> Command {
 }
 
 impl Door {
-    /// An admin connection of nobody.
+    /// An admin connection without a login.
     #[must_use]
     pub fn stranger(&self) -> Box<End> {
         End::connect(&self.address, &Hello::admin(feature::AUTH))
@@ -127,7 +127,7 @@ impl Door {
     /// A new session, if the target lets this host have another one.
     ///
     /// # Errors
-    /// What was heard instead of the answer; `None` when it could not even connect.
+    /// The message that came instead of the answer; `None` when the target refused to connect.
     ///
     /// # Panics
     /// The target does not take part in the handshake.
@@ -285,7 +285,7 @@ impl Rogue {
 }
 
 impl RogueQueue {
-    /// A command for blocks of a volume, whose data is at the beginning of what is lent.
+    /// A command for blocks of a volume, with its data at the beginning of the lent memory.
     pub fn command(&mut self, opcode: u8, volume: u32, lba: u64, blocks: u32) -> Command {
         self.sequence += 1;
         let remote = self.end.lent.remote(0);

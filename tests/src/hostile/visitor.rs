@@ -1,7 +1,7 @@
 //! [`Visitor`]: a host that connects and leaves again and again.
 //!
-//! It has one thread, one PD and one CQ for all its visits, no memory, and posts nothing. So nearly
-//! all that a visit costs is the target's.
+//! All its visits share one thread, one PD and one CQ. A visitor registers no memory and posts
+//! nothing, so nearly the whole cost of a visit is the target's.
 
 use rblk_fabric::{
     Address, ConnectionHello, Established, FabricError, Poller, PollerHandle, ProtectionDomain,
@@ -17,16 +17,16 @@ use super::wire::Hello;
 pub struct Visitor {
     address: Address,
     limits: QpLimits,
-    // Of the caller's thread: an event of rdma_cm wakes no other.
+    // The runtime of the caller's thread. An event of rdma_cm then wakes no other thread.
     runtime: Runtime,
-    // Before the PD it is made on.
+    // Dropped before its PD.
     handle: PollerHandle,
     _poller: Box<dyn Poller>,
     pd: ProtectionDomain,
 }
 
 impl Visitor {
-    /// Of the target at this address.
+    /// A visitor of the target at this address.
     ///
     /// # Panics
     /// There is no way to the target.

@@ -109,7 +109,7 @@ impl Hello {
         }
     }
 
-    /// An I/O connection of a session. It proves itself.
+    /// An I/O connection of a session, with a proof.
     #[must_use]
     pub fn io(session: [u8; 16], epoch: u32, queue: u16, features: u32) -> Self {
         let admin = Self::admin(features);
@@ -157,7 +157,7 @@ impl Accept {
     /// Parses private data.
     ///
     /// # Panics
-    /// It is no accept of the document.
+    /// The bytes are no accept of the document.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         assert!(bytes.len() >= 64 && bytes[..5] == *b"rblk\x40", "no accept: {bytes:?}");
@@ -236,7 +236,7 @@ impl Response {
     /// Parses.
     ///
     /// # Panics
-    /// It is shorter than the document says.
+    /// The response is shorter than the document says.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);

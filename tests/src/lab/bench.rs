@@ -1,4 +1,4 @@
-//! [`Bench`]: runs of `rblk-bench`, and what they must not leave.
+//! [`Bench`]: runs of `rblk-bench`, and checks for leftovers.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use super::Lab;
 use super::process::{Finished, Running, signal};
 use super::wait::{DEADLINE, until};
 
-/// For setting everything up, two cells of a second each, and taking it down again; programs start
-/// slowly here.
+/// Time to set everything up, to run two cells of a second each, and to take it down again.
+/// Programs start slowly here.
 const COMPARE: Duration = Duration::from_secs(600);
-/// For all parts of a quick check.
+/// Time for all parts of a quick check.
 const HW_CHECK: Duration = Duration::from_secs(400);
-/// For taking down what a killed run left: every step has a deadline of its own.
+/// Time to clean up after a killed run: every step has its own deadline.
 const CLEAN_UP: Duration = Duration::from_secs(120);
 
-/// The bench. Dropped, it is told to clean up, in case a test failed during a run.
+/// The bench. Drop cleans up, in case a test failed during a run.
 #[derive(Debug)]
 pub struct Bench<'l> {
     lab: &'l Lab,
@@ -27,7 +27,7 @@ pub struct Bench<'l> {
 }
 
 impl<'l> Bench<'l> {
-    /// Knows what the kernel has now, before any run.
+    /// Notes the kernel's modules before any run.
     #[must_use]
     pub fn new(lab: &'l Lab) -> Self {
         Self { lab, modules: modules() }
@@ -36,7 +36,7 @@ impl<'l> Bench<'l> {
     /// Compares all systems in the cells of `smoke`, one round of a second each, with small disks.
     ///
     /// # Panics
-    /// It cannot be started.
+    /// The program cannot be started.
     #[must_use]
     pub fn start(&self, name: &str) -> Running {
         let mut command = self.lab.program("rblk-bench");
@@ -46,10 +46,10 @@ impl<'l> Bench<'l> {
         Running::start(command)
     }
 
-    /// [`start`](Self::start)s it, waits for its end, and gives what it measured.
+    /// Runs [`start`](Self::start) to its end and returns the results.
     ///
     /// # Panics
-    /// It fails, or takes too long.
+    /// The run fails, or takes too long.
     #[must_use]
     pub fn compare(&self, name: &str) -> Run {
         let finished = self.start(name).finish(COMPARE);
@@ -59,10 +59,10 @@ impl<'l> Bench<'l> {
         run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
     }
 
-    /// Checks the device of the lab, quickly, and gives what was said as JSON.
+    /// Checks the device of the lab quickly, and returns the JSON output.
     ///
     /// # Panics
-    /// It takes too long, or says no JSON.
+    /// The check takes too long, or prints no JSON.
     #[must_use]
     pub fn hw_check(&self, words: &[&str]) -> (Finished, serde_json::Value) {
         let mut command = self.lab.program("rblk-bench");
@@ -74,10 +74,10 @@ impl<'l> Bench<'l> {
         (finished, said)
     }
 
-    /// [`start`](Self::start)s it, and kills it, and it alone, when it measures.
+    /// Calls [`start`](Self::start) and kills the program alone during its measurements.
     ///
     /// # Panics
-    /// It ends before, or takes too long.
+    /// The program ends before, or takes too long.
     pub fn kill_amid(&self, name: &str) {
         let mut running = self.start(name);
         let raw = self.folder(name).join("raw");
@@ -93,7 +93,7 @@ impl<'l> Bench<'l> {
     /// `rblk-bench clean-up`.
     ///
     /// # Panics
-    /// It takes too long.
+    /// The command takes too long.
     #[must_use]
     pub fn clean_up(&self) -> Finished {
         let mut command = self.lab.program("rblk-bench");
@@ -101,7 +101,7 @@ impl<'l> Bench<'l> {
         Running::start(command).finish(CLEAN_UP)
     }
 
-    /// What runs have left, in words.
+    /// Leftovers of runs, in words.
     #[must_use]
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();

@@ -1,4 +1,4 @@
-//! Bytes on block devices: patterns, aligned memory, and what sysfs says.
+//! Bytes on block devices: patterns, aligned memory, and attributes in sysfs.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -69,7 +69,7 @@ impl AsMut<[u8]> for Aligned {
     }
 }
 
-/// Bytes that tell their place and their seed: no two blocks of 8 bytes are alike.
+/// Bytes that depend on their place and on the seed: no two blocks of 8 bytes are alike.
 #[must_use]
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64).map(|at| {
@@ -83,7 +83,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A device node by what makes it the same one: a node that was made anew has another inode.
+/// The identity of a device node: a node that was removed and made again has another inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
     /// The device behind it.
@@ -93,10 +93,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// Of a device.
+    /// The node of a device.
     ///
     /// # Panics
-    /// It is not there, or no block device.
+    /// The path is missing, or is no block device.
     #[must_use]
     pub fn of(device: &Path) -> Self {
         let found = std::fs::metadata(device);
@@ -106,12 +106,12 @@ impl Node {
     }
 }
 
-/// What the kernel says of a block device.
+/// The attributes of a block device in sysfs.
 #[derive(Debug)]
 pub struct Sysfs(PathBuf);
 
 impl Sysfs {
-    /// Of a device such as `/dev/ublkb0`.
+    /// The attributes of a device such as `/dev/ublkb0`.
     #[must_use]
     pub fn of(device: &Path) -> Self {
         Self(Path::new("/sys/block").join(device.file_name().unwrap_or_default()))
@@ -120,7 +120,7 @@ impl Sysfs {
     /// An attribute of the disk, such as `queue/fua`.
     ///
     /// # Panics
-    /// There is none.
+    /// The disk has no such attribute.
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         let path = self.0.join(name);
@@ -138,7 +138,7 @@ impl Sysfs {
     /// A numeric attribute.
     ///
     /// # Panics
-    /// There is none, or it is not a number.
+    /// The disk has no such attribute, or the value is no number.
     #[must_use]
     pub fn number(&self, name: &str) -> u64 {
         let text = self.text(name);

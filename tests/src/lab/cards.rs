@@ -1,7 +1,7 @@
-//! [`Cards`]: devices that behave like cards that nobody here has.
+//! [`Cards`]: devices that behave like cards that this machine lacks.
 //!
-//! A library that is preloaded into both daemons (`cards.c`) changes what verbs answer, and writes
-//! down what the programs ask of a card. The programs are those that users have.
+//! A library that is preloaded into both daemons (`cards.c`) changes the answers of verbs, and logs
+//! the calls. The programs are the ones that users run.
 
 use std::fs::File;
 use std::io::Read;
@@ -25,7 +25,7 @@ impl Cards {
     /// Compiles the library. `plan`: the behaviours, as the head of `cards.c` has them.
     ///
     /// # Panics
-    /// That cannot be done.
+    /// The compiler fails.
     #[must_use]
     pub fn new(lab: &Lab, plan: &str) -> Self {
         let [source, library, log] = ["cards.c", "cards.so", "cards.log"].map(|n| lab.path(n));
@@ -37,7 +37,7 @@ impl Cards {
         Self { library, log, plan: plan.to_owned() }
     }
 
-    /// What a daemon has to have in its environment.
+    /// Environment variables that preload the library into a daemon.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -53,20 +53,20 @@ impl Cards {
         self.lines(&format!("{program} "))
     }
 
-    /// What a program asked so far: the lines with its name that begin with `call`, without both.
+    /// The calls of one kind that a program made so far, without the program's name and the call's.
     #[must_use]
     pub fn asked(&self, program: &str, call: &str) -> Vec<String> {
         self.lines(&format!("{program} {call} "))
     }
 
-    /// The lines that begin so, without that. None before a program has made the log.
+    /// The lines that start with `begin`, without it. None before a program has made the log.
     fn lines(&self, begin: &str) -> Vec<String> {
         let Ok(mut log) = File::open(&self.log) else { return Vec::new() };
         let (mut end, mut text) = ([0; 8], Vec::new());
         if log.read_exact(&mut end).is_ok() {
             log.take(u64::from_ne_bytes(end)).read_to_end(&mut text).expect("reading the log");
         }
-        // Zeros are what a program that was killed did not write any more.
+        // A killed program leaves zeros where its last lines would be.
         let text = String::from_utf8_lossy(&text);
         let lines = text.split(['\n', '\0']).filter_map(|line| line.strip_prefix(begin));
         lines.map(str::to_owned).collect()

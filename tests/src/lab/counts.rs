@@ -15,16 +15,16 @@ impl Counts {
         Self(pairs.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect())
     }
 
-    /// One of them.
+    /// One counter.
     ///
     /// # Panics
-    /// There is none of that name.
+    /// No counter has that name.
     #[must_use]
     pub fn get(&self, name: &str) -> u64 {
         *self.0.get(name).unwrap_or_else(|| panic!("no counter {name} among {:?}", self.0.keys()))
     }
 
-    /// What was added since `before`.
+    /// The increments since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let added = |(name, value): (&String, &u64)| {
@@ -39,8 +39,8 @@ impl Counts {
     }
 }
 
-/// What the RDMA devices count themselves, all ports together: packets, retries and whatever else a
-/// driver has.
+/// Counters of the RDMA devices themselves, all ports together: packets, retries and any others of
+/// the driver.
 #[must_use]
 pub fn fabric_packets() -> Counts {
     let mut counts = BTreeMap::new();

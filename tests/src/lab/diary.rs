@@ -1,7 +1,8 @@
-//! [`Diary`]: what one writer wrote to a disk, what the disk said, and what must be on the disk.
+//! [`Diary`]: the writes of one writer to a disk, the answers of the disk, and the contents that
+//! the disk must have.
 //!
-//! Every write is a block of [`BLOCK`] bytes that names its round, writer, number and place, so
-//! that a block tells which write it is of. Only one writer writes a block. Pure: no clock, no I/O.
+//! Every write is a block of [`BLOCK`] bytes that names its round, writer, number and place, so the
+//! block identifies the write. Only one writer writes a block. Pure: no clock, no I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,7 @@ pub const BLOCK: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"rblkdiry");
 const WORDS: usize = 5;
 
-/// What a block says of the write that it is of.
+/// The write that a block belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp {
     /// The round.
@@ -40,7 +41,7 @@ impl Stamp {
         bytes
     }
 
-    /// The write that these bytes are, to the last byte.
+    /// The write that produced exactly these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let mut words = [0; WORDS];
@@ -67,7 +68,7 @@ pub struct Diary {
     round: u64,
     writer: u64,
     notes: Vec<Note>,
-    /// Syncs that worked.
+    /// Syncs that succeeded.
     pub synced: u64,
     /// The errno of each sync and each write that failed, with the word for which it was.
     pub failed: Vec<(&'static str, i32)>,
@@ -100,7 +101,7 @@ impl Diary {
         Self { round, writer, notes: Vec::new(), synced: 0, failed: Vec::new() }
     }
 
-    /// Whose diary it is.
+    /// The writer's number.
     #[must_use]
     pub fn writer(&self) -> u64 {
         self.writer
@@ -148,8 +149,8 @@ impl Diary {
         self.notes.iter().filter(|note| note.acknowledged).count()
     }
 
-    /// Compares with the bytes that `read` gives of a block. Returns what a sync covered and is not
-    /// there, and how many blocks lack an acknowledged write.
+    /// Compares the diary with the disk, which `read` reads block by block. Returns the covered
+    /// writes that are missing, and the number of blocks that lack an acknowledged write.
     pub fn judge<'d>(&self, read: impl Fn(u64) -> &'d [u8]) -> (Vec<Lie>, usize) {
         let (mut covered, mut acknowledged) = (BTreeMap::new(), BTreeMap::new());
         for (number, note) in (1u64..).zip(&self.notes) {
@@ -174,7 +175,7 @@ impl Diary {
         (lies, acknowledged.iter().filter(lost).count())
     }
 
-    /// The number of the write that a block is of; 0 if it is of no write to that block.
+    /// The number of the write that a block belongs to; 0 if no write to that block produced it.
     fn number(&self, block: u64, bytes: &[u8]) -> u64 {
         let own = |stamp: &Stamp| {
             (stamp.round, stamp.writer, stamp.block) == (self.round, self.writer, block)
@@ -182,7 +183,7 @@ impl Diary {
         Stamp::of(bytes).filter(own).map_or(0, |stamp| stamp.number)
     }
 
-    /// What a block is, for people.
+    /// Describes the contents of a block, for messages.
     fn words(&self, block: u64, bytes: &[u8]) -> String {
         match (Stamp::of(bytes), self.number(block, bytes)) {
             (Some(stamp), 0) => format!("{stamp:?}"),
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_failed_is_owed_to_nobody() {
+    fn a_failed_write_need_not_be_there() {
         let mut diary = Diary::new(7, 1);
         let _ = diary.begin(0);
         diary.cover_all();
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_and_misplaced_blocks_are_of_no_write() {
+    fn torn_and_misplaced_blocks_belong_to_no_write() {
         let (diary, mut bytes) = diary(&[(0, true), (1, true)]);
         assert_eq!(diary.judge(|_| &bytes[0]).0.len(), 1, "block 1 has the bytes of block 0");
         bytes[0][BLOCK - 1] ^= 1;

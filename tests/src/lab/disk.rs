@@ -1,9 +1,9 @@
-//! [`LoopDisk`] and [`Mapped`]: disks for targets to keep volumes on, which can be made to fail, to
-//! fill up and to be watched.
+//! [`LoopDisk`] and [`Mapped`]: disks for volumes of targets. A test can make them fail, fill them
+//! and watch them.
 //!
-//! losetup and dmsetup make them; their kernel modules are loaded when they are first needed. All
-//! their names begin with [`PREFIX`], which nothing else uses, so that a disk that a test left is
-//! found and removed.
+//! losetup and dmsetup make the disks; the kernel modules are loaded at the first use. All names
+//! start with [`PREFIX`], which nothing else uses, so that disks left by a test are found and
+//! removed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const DMSETUP: &[&str] = &["env", "DM_DISABLE_UDEV=1", "dmsetup"];
 /// A file system in memory.
 const MEMORY: &str = "/dev/shm";
 
-/// What the kinds of tables need that tests use.
+/// The modules for the kinds of tables that tests use.
 const MODULES: [&str; 6] =
     ["dm-mod", "dm-flakey", "dm-log-writes", "dm-multipath", "dm-round-robin", "dm-thin-pool"];
 static MODULES_LOADED: Once = Once::new();
@@ -46,7 +46,7 @@ fn sh(words: &[&str]) -> String {
     start(words).finish(DEADLINE).ok()
 }
 
-/// A disk of 512-byte sectors whose bytes are in memory. Dropped, it is gone.
+/// A disk of 512-byte sectors, backed by memory. Drop removes it.
 #[derive(Debug)]
 pub struct LoopDisk {
     device: PathBuf,
@@ -58,7 +58,7 @@ impl LoopDisk {
     /// A disk of zeros.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The disk cannot be made.
     #[must_use]
     pub fn new(lab: &Lab, name: &str, bytes: u64) -> Self {
         let file = Path::new(MEMORY).join(format!("{PREFIX}{}-{name}", lab.test()));
@@ -96,11 +96,11 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// A device with this table, as in dmsetup(8): lines of first sector, sectors, kind and what
-    /// the kind needs.
+    /// A device with this table, as in dmsetup(8): lines of first sector, sectors, kind and the
+    /// arguments of the kind.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The device cannot be made.
     #[must_use]
     pub fn new(lab: &Lab, name: &str, table: &str) -> Self {
         MODULES_LOADED.call_once(load_modules);
@@ -109,8 +109,8 @@ impl Mapped {
         mapped
     }
 
-    /// Gives it another table of the same size. What is being done is waited for, with the table
-    /// that it had.
+    /// Replaces the table by another one of the same size. Requests in flight first complete with
+    /// the old table.
     ///
     /// # Panics
     /// The kernel refuses.
@@ -129,7 +129,7 @@ impl Mapped {
         self.dmsetup(&["load"], Some(table));
     }
 
-    /// Holds what it is asked for, from now on until [`resume`](Self::resume).
+    /// Holds requests until [`resume`](Self::resume).
     ///
     /// # Panics
     /// The kernel refuses.
@@ -137,7 +137,7 @@ impl Mapped {
         self.dmsetup(&["suspend", "--noflush", "--nolockfs"], None);
     }
 
-    /// Lets go of what it holds.
+    /// Releases the requests that it holds.
     ///
     /// # Panics
     /// The kernel refuses.
@@ -148,7 +148,7 @@ impl Mapped {
     /// `major:minor`, as tables and messages name a device.
     ///
     /// # Panics
-    /// It is not there.
+    /// The device is missing.
     #[must_use]
     pub fn numbers(&self) -> String {
         let device = self.device();
@@ -157,7 +157,7 @@ impl Mapped {
         format!("{}:{}", libc::major(rdev), libc::minor(rdev))
     }
 
-    /// How many requests it has not answered.
+    /// Requests in flight.
     ///
     /// # Panics
     /// The kernel does not tell.
@@ -168,10 +168,10 @@ impl Mapped {
         text.split_whitespace().filter_map(|n| n.parse::<u64>().ok()).sum()
     }
 
-    /// Tells it something that its kind understands.
+    /// Sends a message to the device's kind.
     ///
     /// # Panics
-    /// It does not.
+    /// The kind rejects the message.
     pub fn message(&self, text: &str) {
         let words: Vec<&str> = text.split(' ').collect();
         sh(&[DMSETUP, &["message", &self.name, "0"], &words].concat());
@@ -183,10 +183,10 @@ impl Mapped {
         Path::new("/dev/mapper").join(&self.name)
     }
 
-    /// Removes it, which waits for what it has to finish.
+    /// Removes the device after its requests have completed.
     ///
     /// # Panics
-    /// Somebody has it open.
+    /// A process has the device open.
     pub fn remove(self) {
         sh(&[DMSETUP, &["remove", "--retry", &self.name]].concat());
     }
@@ -215,7 +215,7 @@ fn remove(name: &str) {
     }
 }
 
-/// The devices and files that are there, in words.
+/// Devices and files of this kind that exist, in words.
 pub(super) fn left() -> Vec<String> {
     let mut left = Vec::new();
     for dir in ["/dev/mapper", MEMORY] {
@@ -226,7 +226,7 @@ pub(super) fn left() -> Vec<String> {
     left
 }
 
-/// Removes what is there.
+/// Removes these devices and files.
 pub(super) fn sweep() {
     for path in left() {
         match path.strip_prefix("/dev/mapper/") {

@@ -21,13 +21,13 @@ const SPACE: &str = "rblkfar";
 /// Most cables.
 const CABLES: usize = 2;
 
-/// The host behind the cables. Dropped, it is gone.
+/// The host behind the cables. Drop removes it.
 #[derive(Debug)]
 pub struct FarHost {
     hosts: Vec<String>,
 }
 
-/// A cut cable. Dropped, it is whole again.
+/// A cut cable. Drop mends it.
 #[derive(Debug)]
 pub struct Cut<'f> {
     far: &'f FarHost,
@@ -65,7 +65,7 @@ impl Names {
 }
 
 impl FarHost {
-    /// Makes it, with one cable and devices of the lab's kind: Soft-RoCE, or Soft-iWARP (siw).
+    /// A far host with one cable and devices of the lab's kind: Soft-RoCE, or Soft-iWARP (siw).
     ///
     /// # Panics
     /// The kernel has no network namespaces for Soft-RoCE (before 7.1), or other things are
@@ -75,7 +75,7 @@ impl FarHost {
         Self::with_cables(lab, 1)
     }
 
-    /// The same with as many cables, at most two, each with addresses and devices of its own.
+    /// A far host with one or two cables. Each cable has its own addresses and devices.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -83,7 +83,7 @@ impl FarHost {
     pub fn with_cables(lab: &Lab, cables: usize) -> Self {
         assert!((1..=CABLES).contains(&cables), "{cables} cables");
         for module in ["veth", "bridge"] {
-            // Built in, maybe.
+            // May be built in.
             let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
         }
         // `ip netns exec` has a copy of all mounts. Where they are not shared, as with systemd they
@@ -127,7 +127,7 @@ impl FarHost {
         self.cut_cable(0)
     }
 
-    /// Cuts any one.
+    /// Cuts one cable.
     ///
     /// # Panics
     /// The bridge keeps its port.
@@ -154,8 +154,8 @@ fn plug(names: &Names, kind: &str) {
     ip(&format!("ip link set {near} up"));
     ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", hosts[1]));
     ip(&format!("ip -n {SPACE} link set {far} up"));
-    // Neighbours know each other: here the answer to ARP comes before the RDMA core waits for it,
-    // which then sits out its whole timeout.
+    // Each end knows the other as a neighbour. Otherwise the answer to ARP may come before the RDMA
+    // core waits for it, and the core then waits for its whole timeout.
     ip(&format!("ip neigh replace {} lladdr {} dev {near}", hosts[1], links[1]));
     ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", hosts[0], links[0]));
     ip(&format!("rdma link add {} type {kind} netdev {near}", devices[0]));
@@ -187,7 +187,7 @@ impl Drop for FarHost {
     }
 }
 
-/// Removes it, as far as it is there.
+/// Removes every part of the far host that exists.
 pub(super) fn take_down() {
     for cable in 0..CABLES {
         let Names { ports, bridge, devices, .. } = Names::of(cable);

@@ -15,7 +15,7 @@ use super::disk::kinds;
 use super::{Aligned, Lab, LoopDisk, Mapped, Sysfs};
 
 const SECTOR: u64 = 512;
-/// What a thin pool allocates at a time.
+/// The allocation unit of a thin pool.
 const CHUNK_SECTORS: u64 = 128;
 const DISK_SECTORS: u64 = FaultyDisk::BYTES / SECTOR;
 /// The smallest size that dm-thin recommends for metadata.
@@ -33,13 +33,13 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 3] = [Self::Error, Self::Flakey, Self::Full];
 
     /// The faults that the variable `RBLK_FAULTS` lists, such as `error,flakey`; without it, all.
     ///
     /// # Panics
-    /// The list has an unknown name, or the kernel lacks what a fault needs.
+    /// The list has an unknown name, or the kernel lacks the kind of table for a fault.
     #[must_use]
     pub fn asked_for() -> Vec<Self> {
         let faults = match std::env::var("RBLK_FAULTS") {
@@ -83,11 +83,11 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A disk with a fault that is to come. Dropped, the disk is gone.
+/// A disk with a fault to come. Drop removes the disk.
 #[derive(Debug)]
 pub struct FaultyDisk {
     fault: Fault,
-    // Fields are dropped in this order: what lies on another device goes first.
+    // Fields are dropped in this order: each device before the one below it.
     store: Mapped,
     pool: Option<Mapped>,
     below: LoopDisk,
@@ -156,7 +156,7 @@ impl FaultyDisk {
         self.store.device()
     }
 
-    /// Begins the fault. The disk holds all I/O while `held` runs, and then lets go of it with the
+    /// Begins the fault. The disk holds all I/O while `held` runs, and then releases it with the
     /// fault in force. A thin pool runs full by being written to, and only holds.
     ///
     /// # Panics
@@ -182,7 +182,7 @@ impl FaultyDisk {
     }
 
     /// Writes back the dirty pages of the block device, as the kernel does by itself after a while.
-    /// An error is told to this caller; other open files have yet to be told of it.
+    /// This caller gets an error; other open files have not reported it yet.
     ///
     /// # Errors
     /// The fault's: pages are lost.
@@ -197,7 +197,7 @@ impl FaultyDisk {
     #[must_use]
     pub fn read_back(self) -> Vec<u8> {
         let path = if self.pool.is_some() {
-            // Only the pool knows which chunk is where. It reads well when full.
+            // Only the pool knows the places of the chunks. A full pool still reads.
             self.device()
         } else {
             // The end of the last use writes back dirty pages. The device goes only after that.

@@ -10,10 +10,10 @@ use super::wait::DEADLINE;
 pub struct FileSystem(Option<PathBuf>);
 
 impl FileSystem {
-    /// Mounts the file system of that kind and device at `dir`, which is made if it is missing.
+    /// Mounts a file system at `dir`, and makes the directory if it is missing.
     ///
     /// # Panics
-    /// It cannot be mounted.
+    /// The mount fails.
     #[must_use]
     pub fn mount(kind: &str, device: &str, dir: &Path, options: &[&str]) -> Self {
         std::fs::create_dir_all(dir).unwrap_or_else(|e| panic!("making {}: {e}", dir.display()));
@@ -23,10 +23,10 @@ impl FileSystem {
         Self(Some(dir.to_owned()))
     }
 
-    /// Unmounts it.
+    /// Unmounts the file system.
     ///
     /// # Panics
-    /// It is in use.
+    /// The file system is in use.
     pub fn umount(mut self) {
         if let Some(dir) = self.0.take() {
             let _ = start(&["umount", &dir.display().to_string()]).finish(2 * DEADLINE).ok();

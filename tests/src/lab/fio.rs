@@ -18,7 +18,7 @@ pub struct Fio {
     words: Vec<String>,
 }
 
-/// What a run did.
+/// The results of a run.
 #[derive(Debug)]
 pub struct FioResult {
     /// fio's exit code.
@@ -29,12 +29,12 @@ pub struct FioResult {
     pub writes: u64,
     /// Errors that fio counted over all its jobs.
     pub errors: u64,
-    /// How long it ran.
+    /// The run's duration.
     pub took: Duration,
     text: String,
 }
 
-/// A run that goes on.
+/// A run in progress.
 #[derive(Debug)]
 pub struct RunningFio {
     running: Running,
@@ -84,8 +84,8 @@ impl Fio {
     }
 
     /// A run on the volume `v0` of an address, by the engine that has no block device: random
-    /// writes that go on until fio is told to stop, and every byte checked meanwhile. The guest has
-    /// the files of its host, so its fio is the one that the engine was built for.
+    /// writes until fio is told to stop, with every byte verified. The guest has the files of its
+    /// host, so its fio is the one that the engine was built for.
     ///
     /// # Panics
     /// The engine is not beside the programs.
@@ -118,16 +118,16 @@ impl Fio {
             .with("verify_state_save", 0)
     }
 
-    /// Runs it to the end.
+    /// Runs fio to the end.
     ///
     /// # Panics
-    /// It does not end within `deadline`.
+    /// The run does not end within `deadline`.
     #[must_use]
     pub fn run(&self, deadline: Duration) -> FioResult {
         self.start().finish(deadline)
     }
 
-    /// Starts it.
+    /// Starts fio.
     #[must_use]
     pub fn start(&self) -> RunningFio {
         RunningFio { running: start(&self.words) }
@@ -135,7 +135,7 @@ impl Fio {
 }
 
 impl RunningFio {
-    /// Whether it has not ended.
+    /// Whether it still runs.
     #[must_use]
     pub fn is_running(&mut self) -> bool {
         self.running.is_running()
@@ -158,10 +158,10 @@ impl RunningFio {
         });
     }
 
-    /// Tells it to end now, and waits for that.
+    /// Interrupts fio and waits for its end.
     ///
     /// # Panics
-    /// It does not end within `deadline`, or had ended before.
+    /// fio does not end within `deadline`, or had ended before.
     #[must_use]
     pub fn stop(mut self, deadline: Duration) -> FioResult {
         let was_running = self.is_running();
@@ -174,10 +174,10 @@ impl RunningFio {
         result
     }
 
-    /// Waits for its end.
+    /// Waits for the end of fio.
     ///
     /// # Panics
-    /// It does not end within `deadline`, counted from now.
+    /// fio does not end within `deadline`, counted from now.
     #[must_use]
     pub fn finish(self, deadline: Duration) -> FioResult {
         FioResult::of(&self.running.finish(deadline))
@@ -205,10 +205,10 @@ impl FioResult {
         }
     }
 
-    /// The same, if there was no error.
+    /// The result itself, if fio met no error.
     ///
     /// # Panics
-    /// There was one; with all that fio said.
+    /// fio failed. The message has all of fio's output.
     pub fn ok(self) -> Self {
         assert!(
             self.code == 0 && self.errors == 0 && self.reads + self.writes > 0,

@@ -1,7 +1,7 @@
 //! [`Flips`]: bits that flip between an RDMA device and the programs.
 //!
-//! A library that is preloaded into both daemons (`flip.c`) flips bits in what their device
-//! delivered, before they learn that it was delivered. The programs are those that users have.
+//! A library that is preloaded into both daemons (`flip.c`) flips bits in delivered data, before
+//! the daemons learn of the delivery. The programs are the ones that users run.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,11 +13,11 @@ use super::wait::DEADLINE;
 
 const SOURCE: &str = include_str!("flip.c");
 
-/// What a device delivers, in the order of `flip.c`.
+/// The kinds of deliveries of a device, in the order of `flip.c`.
 pub const DELIVERIES: [&str; 6] =
     ["commands", "data in commands", "RDMA READ", "answers", "RDMA WRITE", "trailers"];
 
-/// One flip in so many deliveries of each kind, on average; 0 for none.
+/// One flip in this many deliveries of each kind, on average; 0 for none.
 pub type FlipRates = [u64; DELIVERIES.len()];
 
 /// The library, compiled, with its plan and its counters.
@@ -32,7 +32,7 @@ impl Flips {
     /// Compiles the library.
     ///
     /// # Panics
-    /// That cannot be done.
+    /// The compiler fails.
     #[must_use]
     pub fn new(lab: &Lab, seed: u64, rates: FlipRates) -> Self {
         let [source, library, counts] =
@@ -46,7 +46,7 @@ impl Flips {
         Self { library, counts, plan }
     }
 
-    /// What both daemons have to have in their environment.
+    /// Environment variables that preload the library into both daemons.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -59,7 +59,7 @@ impl Flips {
     /// Deliveries and flips of each kind so far.
     ///
     /// # Panics
-    /// They cannot be read.
+    /// The counters cannot be read.
     #[must_use]
     pub fn counts(&self) -> [(u64, u64); DELIVERIES.len()] {
         let file = File::open(&self.counts).expect("the counters");

@@ -1,4 +1,4 @@
-//! [`KernelLog`]: the messages of the kernel from some moment on.
+//! [`KernelLog`]: the kernel's messages since a mark.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -6,8 +6,7 @@ use super::Lab;
 use super::process::start;
 use super::wait::DEADLINE;
 
-/// What a user of a block device is told when it failed, in words of block layer, page cache and
-/// ext4.
+/// Messages of the block layer, the page cache and ext4 about a block device that failed.
 const COMPLAINTS: [&str; 6] = [
     "I/O error",
     "EXT4-fs error",
@@ -24,7 +23,7 @@ pub struct KernelLog {
 }
 
 impl KernelLog {
-    /// Puts the mark.
+    /// Writes the mark.
     ///
     /// # Panics
     /// The log cannot be written.
@@ -36,10 +35,10 @@ impl KernelLog {
         Self { mark }
     }
 
-    /// What was said since the mark.
+    /// The messages since the mark.
     ///
     /// # Panics
-    /// It cannot be read, or the mark is not in it any more.
+    /// The log cannot be read, or no longer has the mark.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let text = start(&["dmesg"]).finish(DEADLINE).ok();

@@ -1,7 +1,6 @@
 //! [`Keys`]: the keys of the target and of the hosts of one test.
 //!
-//! Whatever the lab mounts, both ends prove their keys, as they do off loopback unless they are
-//! told not to.
+//! In every mount of the lab both ends prove their keys. That is the default off loopback.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rblk_config::{HostConfig, TargetConfig, VolumeAccess, VolumeRight};
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
-/// The host that mounts, where a test names no other one.
+/// The host that mounts by default.
 const HERE: &str = "here";
 /// Every host that a test may name.
 const HOSTS: [&str; 3] = [HERE, "alice", "bob"];
@@ -46,7 +45,7 @@ impl Keys {
         config.hosts = self.hosts.iter().map(host).collect();
     }
 
-    /// What a mount or a `discover` of a host is started with.
+    /// The flags with a host's keys, for a mount or a `discover`.
     pub(super) fn of_host(&self, host: Option<&str>) -> Vec<String> {
         let file = file(&self.directory, host.unwrap_or(HERE)).display().to_string();
         let target = self.target.to_string();
@@ -63,7 +62,7 @@ fn write(path: &Path) -> PublicKey {
     let key = SecretKey::generate().unwrap_or_else(|e| panic!("a key: {e}"));
     let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
     let written = made.and_then(|mut file| {
-        // It may be left from an earlier run.
+        // The file may be left from an earlier run, with another mode.
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.write_all(key.file_text().as_bytes())
     });

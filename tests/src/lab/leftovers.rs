@@ -1,8 +1,8 @@
-//! What a test must not leave: devices, mounts, processes, RDMA objects.
+//! Leftovers that a test must not have: devices, mounts, processes, RDMA objects.
 //!
-//! A ublk device without a server makes its users wait, and such processes cannot be killed. So the
-//! servers are killed first. Then the devices are stopped, which fails the requests that wait. Only
-//! then this waits for the end of processes.
+//! Users of a ublk device without a server wait, and cannot be killed. So the servers are killed
+//! first. Then the devices are stopped, which fails the waiting requests. Only then this waits for
+//! the end of processes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,9 +13,9 @@ use rblk_initiator::front::ublk::{Control, DeviceState, UblkError};
 use super::process::signal;
 use super::usage::rdma_resources;
 
-/// Of mounts: their sockets, notes and locks.
+/// Sockets, notes and locks of mounts.
 const MOUNTS: &str = "/run/rblk/mounts";
-/// Of mounts: their logs, which stay for people.
+/// Logs of mounts, which unmounting keeps.
 const LOGS: &str = "/run/rblk/log";
 /// Time for each step of removing a device. Linux 6.12 may take 30 s to see that a server died.
 const REMOVAL: Duration = Duration::from_secs(40);
@@ -23,7 +23,8 @@ const REMOVAL: Duration = Duration::from_secs(40);
 const DAEMONS: [&str; 5] =
     ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord", "fio"];
 
-/// What is still there after `patience`, in words. `before` is what the RDMA core had at the start.
+/// The leftovers that still exist after `patience`, in words. `before` has the objects that the
+/// RDMA core had at the start.
 pub(super) fn find(before: &BTreeMap<String, u64>, patience: Duration) -> Vec<String> {
     let since = Instant::now();
     loop {
@@ -53,13 +54,12 @@ fn look(before: &BTreeMap<String, u64>) -> Vec<String> {
     found
 }
 
-/// Takes down what an earlier test, or this one, left.
+/// Removes the leftovers of this test and of earlier ones.
 pub(super) fn sweep() {
     for (pid, _) in daemons() {
         signal("KILL", &pid.to_string());
     }
-    // A daemon has to be gone before its device can be stopped; a user of the device goes after
-    // that.
+    // A daemon must end before its device can be stopped; users of the device end after that.
     wait_for_no("rblk");
     remove_devices();
     wait_for_no("");
@@ -77,7 +77,7 @@ pub(super) fn sweep() {
 /// Kills the daemons of mounts, and the commands that may be about to start one.
 pub(super) fn kill_initiators() {
     const NAMES: [&str; 3] = ["rblk-initiator", "setsid", "rblk-initiatord"];
-    // One becomes the other, so a look may miss it; twice none is none.
+    // A command becomes a daemon, so one look may miss both. Two looks that find none are enough.
     let mut none = 0;
     while none < 2 {
         let found = processes(&NAMES);
@@ -105,7 +105,8 @@ fn remove_devices() {
         return;
     }
     let remove = |id: u32| {
-        // After a deadline a channel may have a command in it that goes on.
+        // After a deadline the channel may still have a command in progress, so this opens a new
+        // one.
         let mut control = Control::open()?;
         if control.info(id)?.state != DeviceState::Dead {
             control.stop(id, REMOVAL)?;
@@ -125,7 +126,7 @@ fn daemons() -> Vec<(u32, String)> {
     processes(&DAEMONS)
 }
 
-/// Those of some names that are not dead.
+/// Live processes with one of these names.
 fn processes(names: &[&str]) -> Vec<(u32, String)> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     processes

@@ -1,11 +1,11 @@
 //! The harness of the lab suite: real programs, a real kernel, a real block device.
 //!
-//! [`run`] is one test: it makes sure that the machine has what the lab gives, hands out a [`Lab`]
-//! with a directory of its own, and afterwards, panic or not, takes everything down and proves that
-//! nothing is left. Tests run one at a time whatever libtest is told: they share the kernel's
-//! devices and the target's port.
+//! [`run`] runs one test. It checks that the machine has the devices of the lab, and hands out a
+//! [`Lab`] with its own directory. Afterwards, even after a panic, it takes everything down and
+//! proves that nothing is left. Tests run one at a time, with any number of libtest's threads: they
+//! share the kernel's devices and the target's port.
 //!
-//! Everything that waits has a deadline, and what a deadline kills is killed with its children.
+//! Every wait has a deadline. A process that misses its deadline is killed with its children.
 
 mod bench;
 mod blocks;

@@ -15,7 +15,7 @@ use super::{Lab, Node, Sysfs};
 /// A running mount answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What a volume is mounted with.
+/// The flags and the environment of a mount.
 #[derive(Clone, Debug)]
 pub struct MountFlags {
     address: String,
@@ -26,8 +26,8 @@ pub struct MountFlags {
     environment: Vec<(&'static str, String)>,
 }
 
-/// Runs the rest of its arguments on a host whose name is the first: what names a host is not
-/// shared then, all else is.
+/// Runs a command on a pretended host: the first argument is the host's name, the others are the
+/// command. The host has its own name and machine id. Everything else is shared.
 const HOST: &str = r#"
 echo "$1" >/proc/sys/kernel/hostname
 if [ -e /etc/machine-id ]; then
@@ -67,7 +67,7 @@ impl MountFlags {
         self
     }
 
-    /// By another address, too.
+    /// With a second path, by this address.
     #[must_use]
     pub fn path(self, address: &str) -> Self {
         self.flag("--path", address)
@@ -80,7 +80,7 @@ impl MountFlags {
         self
     }
 
-    /// Any flag without one.
+    /// Any flag without a value.
     #[must_use]
     pub fn switch(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
@@ -90,7 +90,7 @@ impl MountFlags {
     /// Runs `rblk-initiator mount` and returns how it ended.
     ///
     /// # Panics
-    /// It does not end.
+    /// The command does not end.
     #[must_use]
     pub fn try_mount(&self, lab: &Lab) -> Finished {
         let program = lab.program("rblk-initiator");
@@ -124,16 +124,16 @@ impl<'l> Mounted<'l> {
     /// Mounts, and waits for the device.
     ///
     /// # Panics
-    /// It cannot be mounted.
+    /// The mount fails.
     #[must_use]
     pub fn new(lab: &'l Lab, flags: &MountFlags) -> Self {
         Self::try_new(lab, flags).unwrap_or_else(|said| panic!("{said}"))
     }
 
-    /// Mounts, and waits for the device, if that can be.
+    /// Mounts and waits for the device. Returns an error instead of a panic.
     ///
     /// # Errors
-    /// How the command ended.
+    /// The output of the failed command.
     pub fn try_new(lab: &'l Lab, flags: &MountFlags) -> Result<Self, Finished> {
         let said = flags.try_mount(lab);
         if said.code() != 0 {
@@ -150,7 +150,7 @@ impl<'l> Mounted<'l> {
         Ok(mounted)
     }
 
-    /// What `rblk-initiator list` shows of it.
+    /// The mount's entry in `rblk-initiator list`.
     fn listed(&self) -> MountStatus {
         let text = self.lab.initiator(&["list", "--output", "json"], DEADLINE).ok();
         // A mount that does not answer has an entry with fewer keys.
@@ -175,7 +175,7 @@ impl<'l> Mounted<'l> {
         self.device.display().to_string()
     }
 
-    /// What the kernel says of the device.
+    /// The kernel's attributes of the device.
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::of(&self.device)
@@ -190,16 +190,16 @@ impl<'l> Mounted<'l> {
     /// The device node.
     ///
     /// # Panics
-    /// It is not there.
+    /// The node is missing.
     #[must_use]
     pub fn node(&self) -> Node {
         Node::of(&self.device)
     }
 
-    /// What it tells of itself.
+    /// The status of the mount.
     ///
     /// # Panics
-    /// It does not answer.
+    /// The mount does not answer.
     #[must_use]
     pub fn status(&self) -> MountStatus {
         until("the mount to answer", DEADLINE, || self.look())
@@ -208,17 +208,17 @@ impl<'l> Mounted<'l> {
     /// Its counters, all queues together.
     ///
     /// # Panics
-    /// It does not answer.
+    /// The mount does not answer.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let total = serde_json::to_value(self.status().total);
         Counts::of(&total.unwrap_or_else(|e| panic!("counters of {}: {e}", self.name)))
     }
 
-    /// What it tells of itself, if it answers.
+    /// The status of the mount, if it answers.
     ///
     /// # Panics
-    /// It answers something else.
+    /// The answer is no status.
     #[must_use]
     pub fn look(&self) -> Option<MountStatus> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -236,27 +236,27 @@ impl<'l> Mounted<'l> {
         std::fs::read_to_string(format!("/run/rblk/log/{}.log", self.name)).unwrap_or_default()
     }
 
-    /// Waits until it is connected, and to what epoch.
+    /// Waits until the mount is connected, and returns the epoch.
     ///
     /// # Panics
-    /// It takes too long.
+    /// The mount does not connect in time.
     pub fn wait_connected(&self) -> u32 {
         let what = format!("{} to be connected", self.name);
         until(&what, DEADLINE, || Some(self.status()).filter(|s| s.state == "connected")).epoch
     }
 
-    /// Unmounts, which must work, and returns how long that took.
+    /// Unmounts and returns the duration.
     ///
     /// # Panics
-    /// It does not, or the device is still there.
+    /// The unmount fails, or leaves the device.
     pub fn umount(self) -> Duration {
         self.umount_with(&[])
     }
 
-    /// Unmounts by force, which must work, and returns how long that took.
+    /// Unmounts by force and returns the duration.
     ///
     /// # Panics
-    /// It does not, or the device is still there.
+    /// The unmount fails, or leaves the device.
     pub fn umount_by_force(self) -> Duration {
         self.umount_with(&["--force"])
     }
@@ -271,11 +271,10 @@ impl<'l> Mounted<'l> {
         took
     }
 
-    /// Kills the daemon, with no goodbye, and waits until it is gone. The device stays and has no
-    /// server.
+    /// Kills the daemon with SIGKILL and waits for its end. The device stays, without a server.
     ///
     /// # Panics
-    /// It does not go.
+    /// The daemon does not end.
     pub fn kill_daemon(&self) {
         signal("KILL", &self.pid.to_string());
         self.wait_gone();
@@ -286,17 +285,17 @@ impl<'l> Mounted<'l> {
         signal("HUP", &self.pid.to_string());
     }
 
-    /// Starts a new daemon in the place of one that is gone, by `rblk-initiator recover`.
+    /// Starts a new daemon for a device whose daemon has ended, by `rblk-initiator recover`.
     ///
     /// # Panics
-    /// It cannot be done, or the device is another one.
+    /// The recovery fails, or the device is another one.
     pub fn recover(&mut self) {
         let said = self.lab.initiator(&["recover", &self.name], 2 * DEADLINE).ok();
         self.is_served_again(said.trim());
     }
 
-    /// Starts a new daemon as [`recover`](Self::recover) does, and kills it after `time`, wherever
-    /// it has got to.
+    /// Starts a new daemon as [`recover`](Self::recover) does, and kills it after `time`, at any
+    /// stage of its start.
     pub fn recover_and_kill(&self, time: Duration) {
         let mut command = self.lab.program("rblk-initiator");
         command.args(["recover", &self.name]);
@@ -306,20 +305,21 @@ impl<'l> Mounted<'l> {
         super::leftovers::kill_initiators();
     }
 
-    /// Starts a new daemon in the place of one that is gone, as a service does it: by the same
-    /// `mount` as before.
+    /// Starts a new daemon for a device whose daemon has ended, as a service does: by repeating the
+    /// `mount`.
     ///
     /// # Panics
-    /// It cannot be done, or the device is another one.
+    /// The mount fails, or the device is another one.
     pub fn mount_again(&mut self, flags: &MountFlags) {
         let said = flags.try_mount(self.lab).ok();
         self.is_served_again(said.trim());
     }
 
-    /// Has the daemon replaced by a program, itself if none is named, while it serves.
+    /// Upgrades the serving daemon to a program, to its own program by default. Returns the
+    /// duration.
     ///
     /// # Panics
-    /// It cannot be done, or the device is another one.
+    /// The upgrade fails, or the device is another one.
     pub fn upgrade(&mut self, program: Option<&Path>) -> Duration {
         let mut words = vec!["upgrade".to_owned(), self.name.clone()];
         if let Some(program) = program {
@@ -339,12 +339,12 @@ impl<'l> Mounted<'l> {
         assert_ne!(self.pid, before, "no other process");
     }
 
-    /// It was taken away by other means.
+    /// Skips the unmount: the test removed the mount itself.
     pub fn forget(mut self) {
         self.done = true;
     }
 
-    /// Stops the daemon's process until the result is dropped: it is there, and does nothing.
+    /// Stops the daemon's process with SIGSTOP until the result is dropped.
     #[must_use]
     pub fn freeze(&self) -> Frozen {
         Frozen::process(self.pid)
@@ -355,10 +355,10 @@ impl<'l> Mounted<'l> {
         until("the daemon to end", DEADLINE, || (!proc.exists()).then_some(()));
     }
 
-    /// Kills the daemon, with no goodbye, and takes away the device that it leaves.
+    /// Kills the daemon with SIGKILL, and removes the device that it leaves.
     ///
     /// # Panics
-    /// That cannot be done.
+    /// The device cannot be removed.
     pub fn kill(mut self) {
         self.kill_daemon();
         let _ = self.lab.initiator(&["umount", "--force", &self.name], 2 * DEADLINE).ok();
@@ -379,7 +379,7 @@ impl Drop for Mounted<'_> {
         if self.pid != 0 {
             signal("CONT", &self.pid.to_string());
         }
-        // Not by `Lab::initiator`, which panics at its deadline.
+        // Not with `Lab::initiator`, which panics at its deadline.
         let mut command = Command::new("timeout");
         command.args(["-k", "1", "10"]).arg(self.lab.program("rblk-initiator").get_program());
         let _ = command.args(["umount", "--force", &self.name]).output();

@@ -105,7 +105,7 @@ impl Lab {
     /// A sparse file of that size.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The file cannot be made.
     #[must_use]
     pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.path(name);
@@ -114,7 +114,7 @@ impl Lab {
         path
     }
 
-    /// The flags by which this host proves who it is: `--key-file` and `--target-key`.
+    /// The flags with this host's keys: `--key-file` and `--target-key`.
     #[must_use]
     pub fn proofs(&self) -> Vec<String> {
         self.keys().of_host(None)
@@ -123,7 +123,7 @@ impl Lab {
     /// A file of that name with a configuration that lets in the hosts of the lab.
     ///
     /// # Panics
-    /// It cannot be written.
+    /// The file cannot be written.
     #[must_use]
     pub fn configuration(&self, name: &str, mut config: TargetConfig) -> PathBuf {
         self.keys().let_in(&mut config);
@@ -155,7 +155,7 @@ impl Lab {
     /// Runs `rblk-initiator`.
     ///
     /// # Panics
-    /// It does not end within `deadline`.
+    /// The command does not end within `deadline`.
     #[must_use]
     pub fn initiator<S: AsRef<OsStr>>(&self, arguments: &[S], deadline: Duration) -> Finished {
         let mut command = self.program("rblk-initiator");

@@ -1,13 +1,13 @@
-//! [`Plug`]: a second Soft-RoCE device of this host, which can be pulled out.
+//! [`Plug`]: a second Soft-RoCE device of this host, which a test can pull out.
 //!
-//! Soft-RoCE cannot take its objects back: `rdma link del` ends when the last program has closed
-//! the device. A card whose objects are dead at once is played by `cards.c`.
+//! Soft-RoCE cannot destroy objects that are in use: `rdma link del` waits until the last program
+//! has closed the device. `cards.c` simulates a card whose objects are dead at once.
 
 use super::Lab;
 use super::process::start;
 use super::wait::DEADLINE;
 
-/// The device, on an interface of its own. Dropped, both are gone.
+/// The device, on an interface of its own. Drop removes both.
 #[derive(Debug)]
 pub struct Plug(());
 
@@ -23,7 +23,7 @@ impl Plug {
     /// machine may be changed.
     ///
     /// # Panics
-    /// That cannot be done.
+    /// A command fails.
     #[must_use]
     pub fn new(_lab: &Lab, has_address: bool) -> Self {
         take_down();
@@ -38,18 +38,18 @@ impl Plug {
         plug
     }
 
-    /// Removes the device. Returns when it is gone: no program has it open any more.
+    /// Removes the device. Returns after the last program has closed it.
     ///
     /// # Panics
-    /// A program keeps it open.
+    /// A program keeps the device open.
     pub fn pull_out(&self) {
         run(&format!("rdma link del {}", Self::NAME));
     }
 
-    /// Makes the device, which is not there.
+    /// Makes the device again.
     ///
     /// # Panics
-    /// That cannot be done.
+    /// The command fails.
     pub fn put_back(&self) {
         run(&format!("rdma link add {} type rxe netdev {}", Self::NAME, Self::LINK));
     }

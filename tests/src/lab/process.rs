@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::wait::{DEADLINE, until};
 
-/// For the rest of a process's output, after its end.
+/// Time for the rest of a process's output, after its end.
 const KEPT: Duration = Duration::from_secs(15);
 
 /// A process that ended.
@@ -18,35 +18,35 @@ const KEPT: Duration = Duration::from_secs(15);
 pub struct Finished {
     words: String,
     status: ExitStatus,
-    /// How long it ran.
+    /// The process's duration.
     pub took: Duration,
-    /// What it wrote.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained about.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Finished {
-    /// Its exit code; 128 and the signal's number when a signal ended it, as shells say it.
+    /// Its exit code; 128 plus the signal's number if a signal ended it, as in a shell.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.status.code().or(self.status.signal().map(|signal| 128 + signal)).unwrap_or(-1)
     }
 
-    /// Its output, if it went well.
+    /// Its output, if its exit code is 0.
     ///
     /// # Panics
-    /// Its exit code is not 0.
+    /// The exit code is not 0.
     #[must_use]
     pub fn ok(self) -> String {
         assert_eq!(self.code(), 0, "{self}");
         self.stdout
     }
 
-    /// Its complaint, if it ended with `code` and said every one of `texts`.
+    /// Its standard error, if it ended with `code` and printed every one of `texts`.
     ///
     /// # Panics
-    /// Another code, or another text.
+    /// Another code, or a text is missing.
     #[must_use]
     pub fn fails_with(self, code: i32, texts: &[&str]) -> String {
         assert_eq!(self.code(), code, "{self}");
@@ -67,7 +67,7 @@ impl fmt::Display for Finished {
     }
 }
 
-/// A process that runs, with its output being kept. Dropped, it is killed with its children.
+/// A running process, with its output being kept. Drop kills it and its children.
 #[derive(Debug)]
 pub struct Running {
     words: String,
@@ -80,7 +80,7 @@ pub struct Running {
 /// Starts a program of the host, in a process group of its own.
 ///
 /// # Panics
-/// It cannot be started.
+/// The program cannot be started.
 #[must_use]
 pub fn start<S: AsRef<OsStr>>(words: &[S]) -> Running {
     let (program, arguments) = words.split_first().expect("a program");
@@ -93,7 +93,7 @@ impl Running {
     /// Starts a command, in a process group of its own.
     ///
     /// # Panics
-    /// It cannot be started.
+    /// The command cannot be started.
     #[must_use]
     pub fn start(mut command: Command) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -110,7 +110,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Whether it has not ended.
+    /// Whether it still runs.
     ///
     /// # Panics
     /// The system cannot tell.
@@ -122,7 +122,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// It runs for longer than `deadline`, counted from now; it is killed then.
+    /// The process runs longer than `deadline`, counted from now. Then it is killed.
     #[must_use]
     pub fn finish(mut self, deadline: Duration) -> Finished {
         let now = Instant::now();
@@ -157,29 +157,29 @@ impl Drop for Running {
     }
 }
 
-/// Kills a process and everything of its group.
+/// Kills a process and its whole group.
 pub(super) fn kill_group(pid: u32) {
     signal("KILL", &format!("-{pid}"));
 }
 
 /// Sends a signal to a process, or to a group named by `-PID`.
 pub(super) fn signal(name: &str, whom: &str) {
-    // It may be gone: that is what callers want, or find out.
+    // Failure is no error: the process may have ended already.
     let _ = Command::new("sh")
         .args(["-c", "kill -s \"$1\" -- \"$2\"", "kill", name, whom])
         .stderr(Stdio::null())
         .status();
 }
 
-/// A stopped process. Dropped, it goes on, if it still is there.
+/// A stopped process. Drop continues it, if it still exists.
 #[derive(Debug)]
 pub struct Frozen(u32);
 
 impl Frozen {
-    /// Stops a process: it is there, and does nothing.
+    /// Stops a process with SIGSTOP.
     ///
     /// # Panics
-    /// It does not stop.
+    /// The process does not stop.
     #[must_use]
     pub(super) fn process(pid: u32) -> Self {
         signal("STOP", &pid.to_string());
@@ -215,13 +215,13 @@ fn keep(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// What was kept. A child that outlives its parent may hold the pipe indefinitely, so this does not
-/// wait for that.
+/// The output kept so far. A child that outlives its parent may hold the pipe indefinitely, so the
+/// wait is limited.
 fn text(keeper: Option<JoinHandle<String>>) -> String {
     let Some(keeper) = keeper else { return String::new() };
     let since = Instant::now();
     loop {
-        // First the time: however late it is, what is there is taken.
+        // Checks the time first, so that complete output is taken even if this thread runs late.
         let late = since.elapsed() > KEPT;
         if keeper.is_finished() {
             return keeper.join().unwrap_or_default();

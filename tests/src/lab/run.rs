@@ -31,7 +31,7 @@ pub fn run(test: &'static str, body: impl FnOnce(&Lab)) {
     let since = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&lab)));
     let took = since.elapsed();
-    // A test that failed has left something, most likely.
+    // A failed test most likely left something.
     let patience = Duration::from_secs(if outcome.is_ok() { 10 } else { 1 });
     let found = leftovers::find(&before, patience);
     leftovers::sweep();

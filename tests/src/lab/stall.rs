@@ -1,4 +1,4 @@
-//! [`StallMeter`]: how long a block device answered nothing, as the kernel counts requests.
+//! [`StallMeter`]: the longest time in which a block device completed no request.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::blocks::Sysfs;
 
-/// How often it looks.
+/// The interval between two looks.
 const STEP: Duration = Duration::from_millis(20);
 
-/// Looks at a device until it is dropped. It counts requests that ended, whoever serves the device;
-/// a device that is asked for nothing has a gap, too.
+/// Watches a device until it is dropped. It counts completed requests of the device, across changes
+/// of the server. An idle device has gaps, too.
 #[derive(Debug)]
 pub struct StallMeter {
     stop: Arc<AtomicBool>,
@@ -38,8 +38,8 @@ impl Gaps {
     }
 }
 
-/// Reads and writes that ended since the device is there. The file is open all the time: to find it
-/// again would cost more than to read it.
+/// Reads and writes that the device has completed. The file stays open: opening it costs more than
+/// reading it.
 fn ended(stat: &File) -> Option<u64> {
     let mut text = [0; 512];
     let len = stat.read_at(&mut text, 0).ok()?;
@@ -72,8 +72,8 @@ impl StallMeter {
         Self { stop, gaps, thread: Some(thread) }
     }
 
-    /// The longest time without the end of a request since the start or the last call; one that
-    /// goes on counts up to now, and from now on anew.
+    /// The longest time without a completed request, since the start or since the last call. A gap
+    /// in progress counts up to now; the rest of it counts in the next call.
     #[must_use]
     pub fn longest(&self) -> Duration {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +83,7 @@ impl StallMeter {
         std::mem::take(&mut gaps.longest)
     }
 
-    /// How long it is since a request ended, at most.
+    /// An upper bound of the time since a request completed.
     #[must_use]
     pub fn silent_for(&self) -> Duration {
         self.gaps.lock().unwrap_or_else(PoisonError::into_inner).changed.elapsed()

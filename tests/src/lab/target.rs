@@ -17,8 +17,8 @@ use super::process::{Frozen, signal};
 use super::wait::{DEADLINE, until};
 use super::{FarHost, Lab};
 
-/// What a target is started with. It listens on the addresses of its host, for both transports, and
-/// has two poll groups.
+/// The flags, the place and the environment of a target. It listens on the addresses of its host,
+/// for both transports, and has two poll groups.
 #[derive(Clone, Debug, Default)]
 pub struct TargetFlags {
     flags: Vec<String>,
@@ -36,7 +36,7 @@ impl TargetFlags {
     /// A configuration, with the addresses, poll groups and state directory of the lab.
     ///
     /// # Panics
-    /// It cannot be written to a file of the test's.
+    /// The file cannot be written.
     #[must_use]
     pub fn config(self, lab: &Lab, config: &TargetConfig) -> Self {
         let path = write(lab, "target.toml", config.clone());
@@ -64,7 +64,7 @@ impl TargetFlags {
         self
     }
 
-    /// Any flag without one.
+    /// Any flag without a value.
     #[must_use]
     pub fn switch(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
@@ -74,7 +74,7 @@ impl TargetFlags {
 
 /// Writes a configuration that lets in the hosts of the lab.
 fn write(lab: &Lab, name: &str, mut config: TargetConfig) -> PathBuf {
-    // The key is required, and the flag wins.
+    // The key `listen` is required, but the flag overrides it.
     config.listen = vec![lab.tcp()];
     lab.keys().let_in(&mut config);
     let path = lab.path(name);
@@ -83,10 +83,10 @@ fn write(lab: &Lab, name: &str, mut config: TargetConfig) -> PathBuf {
     path
 }
 
-/// A running target. Dropped, it is killed.
+/// A running target. Drop kills it.
 #[derive(Debug)]
 pub struct Target<'l> {
-    // The lab outlives what runs in it.
+    // Keeps the lab alive longer than the target.
     lab: PhantomData<&'l Lab>,
     child: Child,
     log: PathBuf,
@@ -96,7 +96,7 @@ impl<'l> Target<'l> {
     /// Starts a target and waits until it serves.
     ///
     /// # Panics
-    /// It ends, or is not ready in time; with its log.
+    /// The target ends, or is not ready in time. The message has its log.
     #[must_use]
     pub fn start(lab: &'l Lab, flags: &TargetFlags) -> Self {
         let mut target = Self::begin(lab, flags);
@@ -108,10 +108,10 @@ impl<'l> Target<'l> {
         target
     }
 
-    /// Starts a target that may not get as far as to serve.
+    /// Starts a target that may fail to serve.
     ///
     /// # Panics
-    /// There is no such program.
+    /// The program is missing.
     #[must_use]
     pub fn begin(lab: &'l Lab, flags: &TargetFlags) -> Self {
         let log = lab.path("target.log");
@@ -124,7 +124,7 @@ impl<'l> Target<'l> {
         let mut hosts = vec![lab.host().to_owned()];
         if let Some((space, addresses)) = &flags.place {
             let mut outer = Command::new("ip");
-            // It becomes the program, so the process is the same.
+            // `ip netns exec` executes the program in its own process, so the pid stays.
             outer.args(["netns", "exec", space]).arg(command.get_program()).current_dir("/");
             (command, hosts) = (outer, addresses.clone());
         }
@@ -155,10 +155,10 @@ impl<'l> Target<'l> {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What it tells of itself.
+    /// The status of the target.
     ///
     /// # Panics
-    /// It does not answer.
+    /// The target does not answer.
     #[must_use]
     pub fn status(&self) -> TargetStatus {
         until("the target's status", DEADLINE, || self.ask()).0
@@ -167,14 +167,14 @@ impl<'l> Target<'l> {
     /// Its counters, all poll groups together.
     ///
     /// # Panics
-    /// It does not answer.
+    /// The target does not answer.
     #[must_use]
     pub fn counts(&self) -> Counts {
         until("the target's status", DEADLINE, || self.ask()).1
     }
 
-    // Not by `rblk-target status`, which `commands.rs` has: tests ask often, and starting a program
-    // takes long here.
+    // Asks the socket, not `rblk-target status`, which `commands.rs` tests: tests ask often, and
+    // starting a program takes long here.
     fn ask(&self) -> Option<(TargetStatus, Counts)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.unwrap_or_else(|e| panic!("a runtime: {e}"));
@@ -189,7 +189,7 @@ impl<'l> Target<'l> {
         }
     }
 
-    /// Asks it to drain, as `kill` does.
+    /// Sends SIGTERM, which drains the target.
     pub fn terminate(&self) {
         signal("TERM", &self.pid().to_string());
     }
@@ -197,7 +197,7 @@ impl<'l> Target<'l> {
     /// Waits for its end.
     ///
     /// # Panics
-    /// It still runs after `deadline`.
+    /// The target still runs after `deadline`.
     pub fn wait(&mut self, deadline: Duration) -> ExitStatus {
         let since = Instant::now();
         until("the target to end", deadline, || {
@@ -206,13 +206,13 @@ impl<'l> Target<'l> {
         .0
     }
 
-    /// Stops it until the result is dropped: it is there, and answers nothing.
+    /// Stops the process with SIGSTOP until the result is dropped.
     #[must_use]
     pub fn freeze(&self) -> Frozen {
         Frozen::process(self.pid())
     }
 
-    /// Kills it, with no goodbye, and waits until it is gone.
+    /// Kills it with SIGKILL and waits for its end.
     pub fn kill(mut self) {
         self.end();
     }

@@ -1,4 +1,4 @@
-//! What processes and the RDMA core hold and use.
+//! Resources of processes and of the RDMA core.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::process::start;
 use super::wait::DEADLINE;
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Open files.
@@ -18,10 +18,10 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of a process.
+    /// The resources of a process.
     ///
     /// # Panics
-    /// It is gone.
+    /// The process has ended.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         let list = |dir: &str| {
@@ -46,11 +46,11 @@ impl Usage {
     }
 }
 
-/// CPU time of all threads of a process: what the scheduler counts, or the ticks where it does not
+/// CPU time of all threads of a process: the scheduler's count, or ticks if the kernel has no such
 /// count.
 ///
 /// # Panics
-/// It is gone.
+/// The process has ended.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -67,14 +67,14 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_nanos(nanos.sum()).max(Duration::from_millis(10 * ticks))
 }
 
-/// How many QPs, CQs, MRs, PDs and CM ids the kernel has, by name; without CQs that it keeps as
-/// spare ones.
+/// The numbers of QPs, CQs, MRs, PDs and CM ids in the kernel, by name, without the kernel's spare
+/// CQs.
 ///
 /// # Panics
 /// `rdma` of iproute2 cannot tell.
 #[must_use]
 pub fn rdma_resources() -> BTreeMap<String, u64> {
-    // As in `0: rxe0: qp 1 cq 1 pd 1 mr 0 ctx 0 srq 0`, one device a line.
+    // Such as `0: rxe0: qp 1 cq 1 pd 1 mr 0 ctx 0 srq 0`, one device per line.
     let text = start(&["rdma", "resource", "show"]).finish(DEADLINE).ok();
     let mut counts = BTreeMap::new();
     for line in text.lines() {
@@ -85,8 +85,7 @@ pub fn rdma_resources() -> BTreeMap<String, u64> {
             *counts.entry(name.to_owned()).or_default() += value;
         }
     }
-    // What the kernel's own NVMe leaves: CQs that a device keeps for the next of the kernel's
-    // users.
+    // Spare CQs that a device keeps for the kernel's own users, after the kernel's NVMe used it.
     let text = start(&["rdma", "resource", "show", "cq"]).finish(DEADLINE).ok();
     let is_spare = |line: &&str| line.contains(" users 0 ") && line.contains(" poll-ctx ");
     let spare = text.lines().filter(is_spare).count() as u64;

@@ -3,13 +3,13 @@
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// For whatever should take no time at all: generous, since the lab's CPUs are emulated.
+/// Time for steps that should take no time: generous, since the lab's CPUs are emulated.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Looks until `look` has something, and returns it.
+/// Calls `look` until it finds something, and returns that.
 ///
 /// # Panics
-/// Nothing came within `deadline`; the text says that it was `what`.
+/// Nothing is found within `deadline`. The message names `what`.
 pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {
@@ -22,7 +22,7 @@ pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option
     }
 }
 
-/// Begins something that may wait indefinitely, on a thread of its own, which sends the result.
+/// Starts work that may wait indefinitely, on its own thread. The thread sends the result.
 pub fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -32,11 +32,11 @@ pub fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
     receiver
 }
 
-/// Does something that a stall may hold up, on a thread of its own.
+/// Runs work that a stall may hold up, on its own thread.
 ///
 /// # Panics
-/// It is not done within `deadline`, or panics; the text says that it was `what`. The thread goes
-/// on.
+/// The work panics, or is not done within `deadline`; its thread then goes on. The message names
+/// `what`.
 pub fn within<T: Send + 'static>(
     what: &str,
     deadline: Duration,

@@ -1,13 +1,13 @@
-//! [`CpuWaits`]: for how long the threads of a process were ready to run and had no CPU.
+//! [`CpuWaits`]: how long the threads of a process were ready to run and had no CPU.
 //!
-//! On a busy machine a program is late, and that is not the program's fault. The scheduler counts
-//! that time for each thread. The scheduler does not see the time in which the whole machine did
-//! not run; the [`Witness`](super::Witness) does.
+//! On a busy machine a program is late through no fault of its own. The scheduler counts that time
+//! for each thread. The scheduler does not see the time in which the whole machine did not run; the
+//! [`Witness`](super::Witness) does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A process from some moment on.
+/// A process, observed since some moment.
 #[derive(Debug)]
 pub struct CpuWaits {
     pid: u32,
@@ -15,7 +15,8 @@ pub struct CpuWaits {
 }
 
 impl CpuWaits {
-    /// Whether the kernel counts waits (`CONFIG_SCHED_INFO`): the one of user-mode Linux does not.
+    /// Whether the kernel counts waits (`CONFIG_SCHED_INFO`). The kernel of user-mode Linux does
+    /// not.
     #[must_use]
     pub fn are_counted() -> bool {
         std::fs::read_to_string("/proc/self/schedstat").is_ok()
@@ -30,8 +31,8 @@ impl CpuWaits {
         Self { pid, before: waits(pid) }
     }
 
-    /// The waits of all threads together. One thread hands on what another one waits for, so that
-    /// waits may add up.
+    /// The waits of all threads together. Threads that wait for one another may count the same time
+    /// twice.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_comes_after_the_start_counts() {
+    fn only_waits_after_the_start_count() {
         let pid = std::process::id();
         let mut later = CpuWaits::start(pid);
         let all = CpuWaits { pid, before: BTreeMap::new() };

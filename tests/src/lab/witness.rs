@@ -1,8 +1,8 @@
-//! [`Witness`]: for how long this machine stood still.
+//! [`Witness`]: how long this machine stood still.
 //!
-//! The host of a virtual machine may give it no CPU for seconds. Times that a test measures get
-//! longer then, and a healthy path that is not served in that time is given up. So a test that
-//! judges a time also asks the witness.
+//! The host of a virtual machine may give it no CPU for seconds. Measured times then get longer,
+//! and a healthy path without service in that time is given up. So a test that judges a time also
+//! asks the witness.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,13 @@ use nix::unistd::Pid;
 
 /// How long a sleep is. Short ones would take a tenth of an emulated CPU.
 const STEP: Duration = Duration::from_millis(25);
-/// Who is woken up so late was not given his CPU by the machine; less comes of what else runs on
-/// it.
+/// A sleeper that wakes up later than this had no CPU from the machine. Other load on the machine
+/// causes shorter delays.
 const STOP: Duration = Duration::from_millis(100);
-/// How often something is done at most, until the machine goes on all the time.
+/// The limit of repetitions while the machine stands still.
 const TRIES: usize = 8;
 
-/// Sleeps on every CPU until it is dropped, and sees how late it is woken up.
+/// Sleeps on every CPU until it is dropped, and measures how late it wakes up.
 #[derive(Debug)]
 pub struct Witness {
     stop: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ struct Stops {
 }
 
 impl Stops {
-    /// All of them until now, the present one, too.
+    /// All stops until now, with a stop in progress.
     fn until(&mut self, now: Instant) -> Duration {
         let late = now.saturating_duration_since(self.since + STEP);
         if late >= STOP {
@@ -69,7 +69,7 @@ impl Sleeper {
         let seen = Arc::clone(&stops);
         let thread = std::thread::spawn(move || {
             let mut set = CpuSet::new();
-            // Elsewhere it sees less, but nothing that is not so.
+            // On another CPU the sleeper sees fewer stops, but no false ones.
             let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
             while !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(STEP);
@@ -81,10 +81,10 @@ impl Sleeper {
 }
 
 impl Witness {
-    /// Begins to watch.
+    /// Starts to watch.
     ///
     /// # Panics
-    /// The system does not say which CPUs there are.
+    /// The system does not list the CPUs.
     #[must_use]
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -104,20 +104,19 @@ impl Witness {
         Moment(self.sleepers.iter().map(until).collect())
     }
 
-    /// For how long the CPU that stood still the longest did so since `moment`, all its stops of
-    /// 0.1 s and more together.
+    /// The time that the worst CPU stood still since `moment`, in stops of 0.1 s and more.
     #[must_use]
     pub fn lost_since(&self, moment: &Moment) -> Duration {
         let now = self.now();
         now.0.iter().zip(&moment.0).map(|(now, then)| *now - *then).max().unwrap_or_default()
     }
 
-    /// Does `window` and returns what it returns. Where that is an error and the machine stood
-    /// still meanwhile, the window says nothing, and is done again, with a line that says so.
+    /// Runs `window` and returns its result. If it fails and the machine stood still meanwhile, the
+    /// failure proves nothing: prints a line and runs `window` again.
     ///
     /// # Panics
-    /// `window` fails although the machine went on, with its error; or it fails and the machine
-    /// stands still each time.
+    /// `window` fails while the machine runs, or fails [`TRIES`] times while the machine stands
+    /// still.
     pub fn judge<T>(&self, what: &str, mut window: impl FnMut() -> Result<T, String>) -> T {
         for _ in 0..TRIES {
             let begun = self.now();
@@ -154,7 +153,7 @@ mod tests {
         stops.wake(at(26));
         stops.wake(at(101));
         assert_eq!(stops.until(at(105)), Duration::ZERO, "that is no stop");
-        // One that somebody asks about before the sleeper wakes up.
+        // A stop that is asked about before the sleeper wakes up.
         assert_eq!(stops.until(at(1126)), Duration::from_millis(1000));
         assert_eq!(stops.until(at(1127)), Duration::from_millis(1000));
         stops.wake(at(1135));
@@ -165,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_stop_may_have_spoilt_is_repeated() {
+    fn only_windows_with_a_stop_are_repeated() {
         let witness = Witness::start();
         let mut calls = 0;
         let mut window = |fails: usize| {
             calls += 1;
-            // As a stop of the machine shows.
+            // Pretends a stop of the machine.
             for sleeper in &witness.sleepers {
                 sleeper.stops.lock().unwrap().lost += Duration::from_secs(1);
             }

@@ -1,11 +1,10 @@
-//! [`WriteLog`]: what dm-log-writes kept of the life of a disk, and how the disk looked at any
-//! moment of it.
+//! [`WriteLog`]: the log of dm-log-writes, and the contents of the disk after any entry.
 //!
 //! The kernel's Documentation/admin-guide/device-mapper/log-writes.rst has the idea and
 //! drivers/md/dm-log-writes.c the form: a sector with the head of the log, then for each entry a
 //! sector and the data. A write enters the log when a flush that came after its end was done, or
 //! with its own FUA; so the log up to any entry is a disk that a machine may find after it crashed.
-//! Marks are what [`Mapped::message`](super::Mapped::message) was told by `mark`.
+//! A mark is the text of a `mark` sent by [`Mapped::message`](super::Mapped::message).
 
 use std::fs::File;
 use std::io;
@@ -46,7 +45,7 @@ pub enum Logged {
 #[derive(Debug)]
 pub struct WriteLog {
     log: File,
-    /// All that happened, in its order.
+    /// All entries, in their order.
     pub entries: Vec<Logged>,
 }
 
@@ -83,7 +82,7 @@ impl WriteLog {
             } else if flags & DISCARD != 0 {
                 entries.push(Logged::Discard { offset, len });
             } else {
-                // A flush alone is a write of nothing.
+                // A flush alone is an empty write.
                 entries.push(Logged::Write { offset, len, at });
                 at += len;
             }
@@ -91,7 +90,7 @@ impl WriteLog {
         Ok(Self { log, entries })
     }
 
-    /// Does to `disk` what entry number `number` says.
+    /// Applies entry `number` to `disk`.
     ///
     /// # Errors
     /// The system's.
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_is_refused() {
+    fn a_file_that_is_no_log_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, [0; 512]).unwrap();

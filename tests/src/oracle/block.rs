@@ -1,5 +1,5 @@
-//! [`Block`]: what is known of one block: the changes that may have taken effect, when, and what
-//! reads have seen.
+//! [`Block`]: the facts about one block: the changes that may have taken effect, when, and the
+//! values that reads returned.
 //!
 //! A block is a register: its [`Version`]s are the values that it may have, each with bounds of the
 //! moment at which it took effect. The newest attempt of a change comes last. Moments are those of
@@ -14,14 +14,14 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version {
     pub(super) source: Source,
-    // The change took effect within these.
+    // The change took effect within these bounds.
     pub(super) earliest: u64,
     pub(super) latest: u64,
-    // It did take effect: it was acknowledged, or was read.
+    // The change took effect: it was acknowledged, or a read returned it.
     pub(super) certain: bool,
     pub(super) acknowledged: bool,
     pub(super) durable: bool,
-    // The request's own life, whatever was read.
+    // The beginning and the end of the request itself, independent of reads.
     pub(super) begun: u64,
     pub(super) ended: u64,
     // Acknowledged before the target died; its host has a copy and will write it again.
@@ -39,7 +39,7 @@ pub(super) struct Observation {
 pub(super) struct Block {
     pub(super) versions: Vec<Version>,
     pub(super) observations: Vec<Observation>,
-    // A restart lost something acknowledged here, which is kept.
+    // A restart lost an acknowledged change of this block, and a host has a copy of it.
     pub(super) lost: bool,
 }
 
@@ -59,8 +59,8 @@ impl Block {
         Self { versions: vec![base], observations: Vec::new(), lost: false }
     }
 
-    /// What a read of this block returned, if the block may have had that. `first` is the number of
-    /// the block's first sector, `base` are its bytes at the beginning.
+    /// The value that a read of this block returned, if the block may have had that value. `first`
+    /// is the number of the block's first sector; `base` has the block's bytes at the beginning.
     pub(super) fn content(&self, bytes: &[u8], first: usize, base: &[u8]) -> Option<Content> {
         if is_zero(bytes) {
             return Some(Content::Zeroes);
@@ -82,7 +82,7 @@ impl Block {
         self.versions.iter_mut().rfind(|v| v.source.id() == Some(id))
     }
 
-    /// The present attempt of a change is over; another begins.
+    /// Ends the present attempt of a change and begins another one.
     pub(super) fn attempt_again(&mut self, source: Source, begun: u64, now: u64) {
         if let Some(version) = source.id().and_then(|id| self.version(id)) {
             version.latest = version.latest.min(now);
@@ -102,8 +102,7 @@ impl Block {
         let version = &self.versions[at];
         let mut earliest = version.earliest;
         for (other, overwriter) in self.versions.iter().enumerate() {
-            // What was there for certain when the read began has been overwritten by this version
-            // since.
+            // This version overwrote a value that was certainly there when the read began.
             if other != at && overwriter.certain && overwriter.latest < begin {
                 earliest = earliest.max(overwriter.earliest);
             }
@@ -124,7 +123,7 @@ impl Block {
             .any(|w| w.source != version.source && counts(w) && version.latest < w.earliest)
     }
 
-    /// Forgets versions that no read submitted at `horizon` or later may return and no crash bring
+    /// Forgets versions that neither a read submitted at `horizon` or later nor a crash can bring
     /// back.
     pub(super) fn prune(&mut self, horizon: u64) {
         if self.versions.len() > 1 {

@@ -1,4 +1,5 @@
-//! Crashes, as the oracle judges them: what the volume holds afterwards, and which host continues.
+//! Crashes, as the oracle judges them: the contents of the volume afterwards, and the hosts that
+//! continue.
 //!
 //! Durable changes survive, or acknowledged ones ([`Survives`]); of later changes any may survive.
 //! A host that retains its writes writes the lost ones again. The next FLUSH must report every loss
@@ -11,14 +12,14 @@ use super::value::Source;
 use super::{Change, CrashCount, Host, Loss, Oracle, SECTOR, Survives};
 
 impl Oracle {
-    /// The volume was found with these bytes after a crash, which ended everything outstanding.
-    /// They are what it holds from now on.
+    /// Takes the volume's bytes after a crash that ended every outstanding request. Later checks
+    /// build on these bytes.
     ///
     /// # Errors
-    /// Something is lost that had to survive, or there is data that was never written; in words.
+    /// A change that had to survive is lost, or data was never written; in words.
     ///
     /// # Panics
-    /// The image has not the volume's size.
+    /// The image's size is not the volume's.
     pub fn crash(&mut self, image: Vec<u8>, survives: Survives) -> Result<CrashCount, String> {
         assert_eq!(image.len(), self.base.len(), "the volume's size");
         let mut count = CrashCount::default();
@@ -50,15 +51,15 @@ impl Oracle {
         Ok(count)
     }
 
-    /// The target has died and the volume has these bytes now; the hosts live, and what is
-    /// outstanding goes on. Those of which `retains` says so have copies of what was acknowledged
-    /// in this life of theirs.
+    /// Takes the volume's bytes after a death of the target. The hosts live, and outstanding
+    /// requests go on. A host for which `retains` returns true has copies of all writes that were
+    /// acknowledged in its present life.
     ///
     /// # Errors
-    /// Something is lost that had to survive, or there is data that was never written; in words.
+    /// A change that had to survive is lost, or data was never written; in words.
     ///
     /// # Panics
-    /// The image has not the volume's size.
+    /// The image's size is not the volume's.
     pub fn restart(
         &mut self,
         image: Vec<u8>,
@@ -75,7 +76,7 @@ impl Oracle {
         let count = self.crash(image, survives)?;
         (self.outstanding, self.losses, self.reads) = (outstanding, losses, reads);
         for (block, _) in self.blocks.iter_mut().zip(&lost).filter(|(_, lost)| !**lost) {
-            // What is there is as new as anything acknowledged so far.
+            // The bytes on the disk are as new as any change acknowledged so far.
             block.versions[0].ended = now;
         }
         for (id, change) in volatile {
@@ -112,8 +113,8 @@ impl Oracle {
             if is_kept {
                 self.volatile.push((id, change));
             } else if survives == Survives::Acknowledged && kept && !fenced {
-                // It is durable, but its host may not know, and write it again after another
-                // restart.
+                // The change is durable. Its host may not know that, and may write it again after
+                // another restart.
                 self.volatile.push((id, Change { told: true, ..change }));
             }
         }
@@ -128,9 +129,9 @@ impl Oracle {
         Ok(count)
     }
 
-    /// Whether an image has not what was acknowledged of a block, or something as new. Of requests
-    /// that overlapped in time any may be the newest here, whatever was read since: who retains
-    /// them knows only when they were answered.
+    /// Whether an image lacks the acknowledged value of a block, and anything as new. Of requests
+    /// that overlapped in time any may be the newest, whatever reads returned: a host that retains
+    /// them knows only the times of their answers.
     fn loses(&self, at: usize, image: &[u8]) -> bool {
         let block = &self.blocks[at];
         let sectors = at * self.block_bytes / SECTOR..(at + 1) * self.block_bytes / SECTOR;
@@ -143,13 +144,13 @@ impl Oracle {
         })
     }
 
-    /// A host goes on after [`Self::restart`]: it has written again the blocks of which `rewritten`
-    /// says so, from its copies, and made them durable; or, with none, nothing at all. What is lost
-    /// then has to be told by its next flush, as always; with copies it need not be lost, unless
-    /// the host has something to tell (`owes`) anyhow.
+    /// Continues a host after [`Self::restart`]. With `rewritten`, the host has written the blocks
+    /// for which it returns true again from its copies, and made them durable. Without it, the host
+    /// wrote nothing. The next flush must report blocks that stay lost. A host with copies may lose
+    /// nothing, unless it has a loss to report anyhow (`owes`).
     ///
     /// # Errors
-    /// It did not write again what is lost, in words.
+    /// The host did not write a lost block again; in words.
     pub fn go_on(
         &mut self,
         host: Host,
@@ -193,7 +194,7 @@ impl Oracle {
                 version.certain = again && kept == 1;
             }
             if again {
-                // One of them is there.
+                // The block has one of these versions.
                 block.versions.retain(|v| v.source != Source::Base);
             }
             block.lost = false;

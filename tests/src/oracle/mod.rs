@@ -1,26 +1,25 @@
-//! [`Oracle`]: what a volume may hold, when requests overlap and machines crash. Pure.
+//! [`Oracle`]: the contents that a volume may have when requests overlap and machines crash. Pure.
 //!
 //! A block is a register. Every change of it takes effect whole, once, at a moment between its
-//! submission and its end; a read returns what was there at a moment between its own. So a read may
-//! return any of the values that concurrent writes give the block, but none that was overwritten
-//! before it began, nothing that an earlier read has shown to be overwritten, and no mixture. What
-//! is known of a change's moment is kept as bounds, which reads make tighter.
+//! submission and its end. A read returns the value at a moment between its own submission and end.
+//! So a read may return any of the values that concurrent writes give the block, but none that was
+//! overwritten before it began, nothing that an earlier read has shown to be overwritten, and no
+//! mixture. The oracle keeps bounds of each change's moment, and reads tighten them.
 //!
-//! After a crash each sector has the value of the last durable change or of one that may have come
-//! later. Durable is a change when it was acknowledged with FUA, or before a flush was submitted
-//! that succeeded.
+//! After a crash each sector has the value of the last durable change, or of a later one. A change
+//! is durable if it was acknowledged with FUA, or before a flush was submitted that succeeded.
 //!
-//! Hosts send a request again when they lost the connection, so a change may take effect more than
-//! once: at most once in each of its attempts, and an attempt is over when the target has admitted
-//! the host to a newer epoch ([`Oracle::new_attempt`]). A host that lost the volume to another
-//! changes nothing from that moment on ([`Oracle::fence`]), and what it wrote is durable then
-//! ([`Oracle::settle`]). When the target dies and comes back
-//! ([`Oracle::restart`]), the outstanding goes on; what was acknowledged and is lost is written
-//! again by a host that retains (`Oracle::settled`), or a flush must tell ([`Oracle::end_flush`]).
+//! Hosts send a request again after they lose the connection, so a change may take effect more than
+//! once: at most once in each of its attempts. An attempt is over when the target has admitted the
+//! host to a newer epoch ([`Oracle::new_attempt`]). A host that lost the volume to another changes
+//! nothing after that moment ([`Oracle::fence`]), and its earlier writes are durable then
+//! ([`Oracle::settle`]). When the target dies and comes back ([`Oracle::restart`]), outstanding
+//! requests go on. A host that retains its writes writes lost ones again (`Oracle::settled`);
+//! otherwise a flush must report the loss ([`Oracle::end_flush`]).
 //!
 //! Every write has a number and fills each of its sectors with a stamp of that number and the
-//! sector's ([`Oracle::fill`]), so that a value tells where it is from. Zeroes do not: what could
-//! be any of several changes is taken for the one that is allowed.
+//! sector's ([`Oracle::fill`]), so a value identifies its write. Zeroes do not: zeroes that may
+//! belong to several changes are attributed to an allowed one.
 
 mod block;
 mod crash;
@@ -34,13 +33,13 @@ use std::ops::Range;
 use self::block::{Block, NEVER, Observation, Version};
 use self::value::{Content, Source, is_stamp, is_zero, stamp, word};
 
-/// What a device writes whole or not at all, in bytes.
+/// The bytes that a device writes atomically.
 pub const SECTOR: usize = 512;
 
 /// Observations kept of a block. Fewer make the oracle more lenient, never wrong.
 const OBSERVATIONS: usize = 8;
 
-/// Who makes requests.
+/// A host that makes requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Host(pub u8);
 
@@ -55,21 +54,21 @@ pub struct Begin {
     host: Host,
 }
 
-/// What a crash leaves.
+/// The changes that survive a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survives {
-    /// What was made durable.
+    /// Durable changes.
     Durable,
-    /// What was acknowledged.
+    /// Acknowledged changes.
     Acknowledged,
 }
 
-/// What a check of a volume after a crash has seen.
+/// Counts of a check after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CrashCount {
     /// Sectors that could have had more than one value.
     pub open: u64,
-    /// Those of them that do not have the newest.
+    /// Sectors among these that lack the newest value.
     pub older: u64,
 }
 
@@ -77,7 +76,7 @@ pub struct CrashCount {
 #[derive(Clone, Debug)]
 struct Change {
     host: Host,
-    // Which life of the host acknowledged it.
+    // The life of the host that acknowledged it.
     life: u32,
     source: Source,
     blocks: Range<usize>,
@@ -87,7 +86,7 @@ struct Change {
     told: bool,
 }
 
-/// Something acknowledged that is gone.
+/// An acknowledged change that is gone.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     host: Host,
@@ -123,7 +122,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Of a volume that holds `image`, in blocks of `block_bytes`.
+    /// The oracle of a volume that holds `image`, in blocks of `block_bytes`.
     ///
     /// # Panics
     /// Blocks are not whole sectors, or the volume is not whole blocks.
@@ -147,7 +146,7 @@ impl Oracle {
         }
     }
 
-    /// Of a volume whose hosts tell of a loss by every flush: one that failed does not end it.
+    /// A volume with hosts that report a loss by every flush: a failed flush does not end the loss.
     #[must_use]
     pub fn with_lasting_losses(self, losses_last: bool) -> Self {
         Self { losses_last, ..self }
@@ -176,7 +175,7 @@ impl Oracle {
         self.clock
     }
 
-    /// A change of a range in bytes is submitted: a write of what [`Self::fill`] makes, or
+    /// Submits a change of a range in bytes: a write of the data that [`Self::fill`] makes, or
     /// `zeroes`.
     pub fn begin_change(&mut self, range: &Range<usize>, zeroes: bool) -> ChangeId {
         self.begin_change_by(Host(0), range, zeroes)
@@ -206,8 +205,8 @@ impl Oracle {
         self.lives.get(&host).copied().unwrap_or(0)
     }
 
-    /// The target has admitted a host to a new epoch: what the host had sent before takes effect no
-    /// more, and all that is outstanding is sent again.
+    /// The target has admitted a host to a new epoch: earlier messages of the host take no effect
+    /// any more, and the host sends all outstanding requests again.
     pub fn new_attempt(&mut self, host: Host) {
         let now = self.tick();
         if self.fenced.contains_key(&host) {
@@ -220,13 +219,13 @@ impl Oracle {
         }
     }
 
-    /// The host has died; what it has not got an answer for it will ask for again when it is back.
+    /// The host has died. When it is back, it repeats the requests that had no answer.
     pub fn host_died(&mut self, host: Host) {
         *self.lives.entry(host).or_default() += 1;
         self.settled(host, None);
     }
 
-    /// The target has given the volume to another host: nothing of this one takes effect any more.
+    /// The target has given the volume to another host: this host changes nothing any more.
     pub fn fence(&mut self, host: Host) {
         let now = self.tick();
         if self.fenced.contains_key(&host) {
@@ -241,7 +240,7 @@ impl Oracle {
                 }
             }
         }
-        // It will not write them again, and nobody is owed anything for it.
+        // A fenced host will not write them again, and no loss is reported to it.
         for block in &mut self.blocks {
             for version in block.versions.iter_mut().filter(|v| v.kept == Some(host)) {
                 (version.kept, version.latest) = (None, version.latest.min(now));
@@ -253,8 +252,8 @@ impl Oracle {
         self.losses.retain(|loss| loss.host != host);
     }
 
-    /// The target has given the volume to a host in a new generation: what was acknowledged to the
-    /// hosts before it is durable, since the host reads it and nobody would tell it of a loss.
+    /// The target has given the volume to a host in a new generation. Writes acknowledged to
+    /// earlier hosts are durable then: the new host reads them, and would not hear of their loss.
     pub fn settle(&mut self) {
         let kept = |version: &Version| version.kept.is_some();
         for block in &mut self.blocks {
@@ -283,14 +282,14 @@ impl Oracle {
         }
     }
 
-    /// A change has ended. `durable`: it was a write with FUA. One that is not `ok` may have taken
-    /// effect or not, but does so no more.
+    /// Ends a change. `durable`: a write with FUA. A change that is not `ok` may have taken effect
+    /// or not, but does not take effect later.
     ///
     /// # Errors
-    /// It cannot have ended so, in words.
+    /// The change cannot have ended so, in words.
     ///
     /// # Panics
-    /// It is not outstanding.
+    /// The change is not outstanding.
     pub fn end_change(&mut self, id: ChangeId, ok: bool, durable: bool) -> Result<(), String> {
         let now = self.tick();
         let mut change = self.outstanding.remove(&id).expect("an outstanding change");
@@ -317,7 +316,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A flush is submitted.
+    /// Submits a flush.
     pub fn begin_flush(&mut self) -> Begin {
         self.begin_flush_by(Host(0))
     }
@@ -327,18 +326,17 @@ impl Oracle {
         Begin { at: self.tick(), host }
     }
 
-    /// A flush has ended. One that failed promises nothing, and tells of every loss that it would
-    /// have covered.
+    /// Ends a flush. A failed flush promises nothing, and reports every loss that it would have
+    /// covered.
     ///
     /// # Errors
-    /// It cannot have succeeded, in words.
+    /// The flush cannot have succeeded, in words.
     pub fn end_flush(&mut self, begin: Begin, ok: bool) -> Result<(), String> {
         self.end_flush_given(begin, begin, ok)
     }
 
-    /// [`Self::end_flush`] of one that had waited before it was given to whom it is for. What it
-    /// covers is everything from before it began; what it can tell, or has to, is from before it
-    /// was given.
+    /// [`Self::end_flush`] for a flush that waited before the host got it. The flush covers all
+    /// changes that ended before `begin`; it reports losses of changes that ended before `given`.
     ///
     /// # Errors
     /// As [`Self::end_flush`].
@@ -377,7 +375,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read is submitted.
+    /// Submits a read.
     pub fn begin_read(&mut self) -> Begin {
         self.begin_read_by(Host(0))
     }
@@ -389,15 +387,15 @@ impl Oracle {
         Begin { at, host }
     }
 
-    /// A read has failed.
+    /// Drops a read that failed.
     pub fn drop_read(&mut self, begin: Begin) {
         self.reads.remove(&begin.at);
     }
 
-    /// A read has returned these bytes of the volume from a byte offset on.
+    /// Ends a read that returned these bytes of the volume at a byte offset.
     ///
     /// # Errors
-    /// It cannot have, in words.
+    /// The read cannot have returned them, in words.
     pub fn end_read(&mut self, begin: Begin, offset: usize, data: &[u8]) -> Result<(), String> {
         let end = self.tick();
         self.reads.remove(&begin.at);
@@ -422,7 +420,7 @@ impl Oracle {
                 self.describe(at, bytes)
             ));
         };
-        // What the volume began with may be what a change writes, after a restart.
+        // After a restart, a change may write the same bytes as the volume had at the beginning.
         let is_base = bytes == base;
         let matches = |source: Source| match (source, content) {
             (Source::Base, _) => is_base,
@@ -458,7 +456,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// What a block was found to hold, and what is known of it.
+    /// Describes the bytes and the known versions of a block.
     fn describe(&self, at: usize, bytes: &[u8]) -> String {
         use std::fmt::Write;
         let mut text = String::new();

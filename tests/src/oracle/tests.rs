@@ -1,4 +1,4 @@
-//! What the oracle accepts, and what it does not.
+//! Histories that the oracle accepts, and histories that it rejects.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn a_concurrent_read_sees_either() {
 }
 
 #[test]
-fn nothing_goes_back() {
+fn reads_never_go_back_to_an_older_value() {
     let mut oracle = oracle();
     let a = oracle.begin_change(&ALL, false);
     let b = oracle.begin_change(&ALL, false);
@@ -90,7 +90,7 @@ fn unordered_writes_are_settled_by_a_read() {
         read(&mut oracle, &data(winner)).unwrap();
         assert!(read(&mut oracle, &data(loser)).is_err());
         flush(&mut oracle);
-        // The loser was overwritten, but when is not known: a crash may show it.
+        // The loser was overwritten at an unknown moment: a crash may show it.
         assert!(oracle.crash(data(winner), Survives::Durable).is_ok());
     }
 }
@@ -111,7 +111,7 @@ fn a_failed_change_may_have_happened() {
 }
 
 #[test]
-fn crashes_lose_what_is_volatile_only() {
+fn crashes_lose_only_volatile_changes() {
     let fresh = || {
         let mut oracle = oracle();
         let old = written(&mut oracle, false);
@@ -191,7 +191,7 @@ fn an_attempt_ends_with_its_epoch() {
     // The newest attempt is the one that was acknowledged.
     flush(&mut oracle);
     assert!(oracle.crash(data(a), Survives::Durable).is_err());
-    // And one that another attempt repeats cannot come back after what was there in between.
+    // A change that another attempt repeats cannot come back after the value in between.
     let c = oracle.begin_change(&ALL, false);
     read(&mut oracle, &data(c)).unwrap();
     oracle.new_attempt(A);
@@ -220,7 +220,7 @@ fn a_fenced_host_changes_nothing_any_more() {
         oracle.end_change(b, true, false).unwrap();
         assert!(read(&mut oracle, &data(a)).is_err());
         read(&mut oracle, &data(b)).unwrap();
-        // An answer may have been under way. One to what came later may not.
+        // An answer from before the fence may still arrive; an answer to a later request may not.
         oracle.end_change(a, true, false).unwrap();
         read(&mut oracle, &data(b)).unwrap();
         let late = oracle.begin_change_by(A, &ALL, false);
@@ -238,7 +238,7 @@ fn a_fenced_host_changes_nothing_any_more() {
 }
 
 #[test]
-fn what_a_restart_loses_is_told_by_every_flush_that_covers_it() {
+fn a_loss_at_a_restart_fails_every_flush_that_covers_it() {
     let mut oracle = oracle();
     let kept = written(&mut oracle, true);
     let lost = written(&mut oracle, false);
@@ -258,7 +258,7 @@ fn what_a_restart_loses_is_told_by_every_flush_that_covers_it() {
 }
 
 #[test]
-fn a_flush_that_covers_nothing_lost_tells_nothing() {
+fn a_flush_that_covers_no_loss_reports_none() {
     let mut oracle = oracle();
     let waits = oracle.begin_flush();
     let lost = written(&mut oracle, false);
@@ -266,7 +266,7 @@ fn a_flush_that_covers_nothing_lost_tells_nothing() {
     oracle.end_flush(waits, false).unwrap();
     let begin = oracle.begin_flush();
     assert!(oracle.end_flush(begin, true).is_err(), "{lost:?} is lost and untold");
-    // What is there is not lost.
+    // A value that survived is not lost.
     let mut oracle = self::oracle();
     let there = written(&mut oracle, false);
     oracle.restart(data(there), Survives::Durable, |_| false).unwrap();
@@ -275,7 +275,7 @@ fn a_flush_that_covers_nothing_lost_tells_nothing() {
 }
 
 #[test]
-fn a_host_that_retains_writes_again_what_is_lost() {
+fn a_host_with_copies_repeats_lost_writes() {
     let fresh = || {
         let mut oracle = oracle();
         let old = written(&mut oracle, false);
@@ -311,13 +311,13 @@ fn a_host_that_retains_writes_again_what_is_lost() {
         oracle.end_flush(begin, false).unwrap();
         flush(&mut oracle);
     }
-    // Nor does a clean stop make them needless.
+    // A clean stop does not make the copies needless, either.
     let (mut oracle, _, new) = fresh();
     oracle.restart(vec![0; 1024], Survives::Acknowledged, |_| true).unwrap();
     assert!(oracle.go_on(A, Some(&|_| false), false).is_err());
     oracle.go_on(A, Some(&|_| true), false).unwrap();
     read(&mut oracle, &data(new)).unwrap();
-    // Those of an earlier life do not count.
+    // Writes of an earlier life of the host do not count.
     let mut oracle = self::oracle();
     written(&mut oracle, false);
     oracle.host_died(A);
@@ -346,7 +346,7 @@ fn concurrent_writes_are_written_again_in_either_order() {
 }
 
 #[test]
-fn what_a_failed_flush_told_is_not_told_again() {
+fn a_loss_that_a_flush_reported_is_not_reported_again() {
     for keeps in [true, false] {
         let mut oracle = oracle();
         let a = written(&mut oracle, false);

@@ -1,4 +1,4 @@
-//! Values of sectors and blocks: zeroes, what was there before, or the stamp of a write.
+//! Values of sectors and blocks: zeroes, the bytes of the beginning, or the stamp of a write.
 //!
 //! A stamp is the number of the write, that of the sector, and words made of both: no sector of
 //! another write, and no other sector of this one, looks like it. Numbers count from 1.
@@ -7,13 +7,13 @@ use super::{ChangeId, SECTOR};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
-    // As the volume was when this life began.
+    // The bytes of the volume when this life began.
     Base,
     Zeroes(ChangeId),
     Stamp(ChangeId),
 }
 
-// What can be told from a block's bytes alone.
+// The kinds of values that a block's bytes alone identify.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Content {
     Base,
@@ -29,7 +29,8 @@ impl Source {
         }
     }
 
-    /// Whether a sector of that number, which was `base` at the beginning, has its value.
+    /// Whether `bytes` of sector `number` have this value. `base` has the sector's bytes at the
+    /// beginning.
     pub(super) fn is(self, bytes: &[u8], base: &[u8], number: usize) -> bool {
         match self {
             Self::Base => bytes == base,

@@ -1,8 +1,8 @@
-//! [`Account`]: whether something of a volume could be gone. It knows nothing of records.
+//! [`Account`]: whether writes of a volume could be gone. The account does not read records.
 
 use rblk_target::record::AtRisk;
 
-/// Of one volume. See the module above.
+/// The account of one volume. See the module above.
 #[derive(Clone, Debug)]
 pub struct Account {
     exposed: AtRisk,
@@ -12,9 +12,9 @@ pub struct Account {
     is_unkept: bool,
     // Writes are lost, and that could be noted nowhere.
     is_hidden: bool,
-    // It lost writes in this run.
+    // The volume lost writes in this run.
     is_lost: bool,
-    // The process died while it wrote the record, or the write failed: what is there may not be
+    // The process died while it wrote the record, or the write failed: the record may not be
     // durable.
     is_torn: bool,
 }
@@ -34,40 +34,40 @@ impl Default for Account {
 }
 
 impl Account {
-    /// How often something could be gone so far.
+    /// How often writes could be gone so far.
     #[must_use]
     pub fn causes(&self) -> u64 {
         self.causes
     }
 
-    /// Where writes may be that are not durable.
+    /// The place of writes that are not durable.
     #[must_use]
     pub fn exposed(&self) -> AtRisk {
         self.exposed
     }
 
-    /// What happened last.
+    /// The last event.
     #[must_use]
     pub fn last(&self) -> &'static str {
         self.last
     }
 
-    /// Something could be gone.
+    /// Counts an event that could lose writes.
     pub fn count(&mut self, why: &'static str) {
         (self.causes, self.last) = (self.causes + 1, why);
     }
 
-    /// Hosts may write so that this is at risk.
+    /// Notes that hosts may write, and that this risk applies to their writes.
     pub fn expose(&mut self, risk: AtRisk) {
         self.exposed = self.exposed.max(risk);
     }
 
-    /// What is not at this risk is durable, and that is noted.
+    /// Notes that writes not at this risk are durable now, as the record shows.
     pub fn lower(&mut self, risk: AtRisk) {
         self.exposed = self.exposed.min(risk);
     }
 
-    /// As it was before a change that failed.
+    /// Restores the risk from before a change that failed.
     pub fn restore(&mut self, exposed: AtRisk) {
         self.exposed = exposed;
     }
@@ -82,21 +82,21 @@ impl Account {
         self.is_torn = true;
     }
 
-    /// Writes were lost. Whether the next run is certain to know.
+    /// Writes were lost. `is_noted`: the next run will certainly know.
     pub fn lose(&mut self, is_noted: bool) {
         self.count("the store lost writes");
         (self.is_lost, self.is_hidden) = (true, !is_noted);
     }
 
-    /// The volume is served by the same run again, after it was removed. What was written to a
-    /// store that had lost writes counted on nothing.
+    /// The same run serves the volume again after its removal. Writes to a store that had lost
+    /// writes had no guarantee.
     pub fn served_anew(&mut self) {
         if std::mem::take(&mut self.is_lost) {
             self.count("the store had lost writes");
         }
     }
 
-    /// A later try to note the loss has succeeded.
+    /// A later attempt to note the loss has succeeded.
     pub fn noted(&mut self) {
         self.is_hidden = false;
     }
@@ -111,7 +111,7 @@ impl Account {
         self.served_anew();
         if self.exposed == AtRisk::Process {
             self.count("the process died");
-            // What is kept may speak of an earlier run, whose writes the kernel has.
+            // The record may name an earlier run, whose writes the kernel has.
             self.exposed = if is_unkept { AtRisk::Machine } else { AtRisk::Nothing };
         }
         std::mem::take(&mut self.is_hidden)

@@ -1,5 +1,5 @@
-//! [`Directory`]: where records are kept, which survives processes, and machines as far as it was
-//! synced: a model in memory, or the real files.
+//! [`Directory`]: the place of records. It survives processes, and power cuts as far as it was
+//! synced. A model in memory, or real files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,16 +26,16 @@ pub enum Kind {
     Files,
 }
 
-/// What the directory does not do now.
+/// The operations that the directory refuses now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It does everything.
+    /// None.
     None,
-    /// There is no space: names can change, and nothing can be written.
+    /// No space: names can change, but no file can be written.
     Full,
-    /// A sync of names fails, so what was written may be gone after a power cut. In memory alone.
+    /// A sync of names fails, so a power cut may take changes back. In memory alone.
     Late,
-    /// Nothing can change. In memory alone.
+    /// Nothing can be changed. In memory alone.
     Unwritable,
     /// Nothing can be read. In memory alone.
     Unreadable,
@@ -47,12 +47,12 @@ enum Content {
     Bytes(Vec<u8>),
 }
 
-/// What there is of one volume, by the end of its name.
+/// The files of one volume, by the end of their names.
 type Files = BTreeMap<String, Content>;
-/// What there is, by volume.
+/// All files, by volume.
 type Image = BTreeMap<String, Files>;
 
-/// What was there before something that was interrupted.
+/// The contents before an operation that is interrupted.
 #[derive(Debug)]
 pub struct Before {
     visible: Image,
@@ -70,7 +70,7 @@ struct Memory {
 #[derive(Debug)]
 pub struct Directory {
     memory: Arc<Mutex<Memory>>,
-    // Then what is visible is there.
+    // With files, `visible` is on the disk.
     files: Option<TempDir>,
 }
 
@@ -88,15 +88,15 @@ fn key(volume: &[u8; 16]) -> String {
 }
 
 impl Directory {
-    /// An empty one.
+    /// An empty directory.
     ///
     /// # Panics
-    /// There is no room for files.
+    /// No directory for files can be made.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
         let fault = Fault::None;
         let memory = Memory { visible: Image::new(), durable: Image::new(), fault };
-        // Each write is synced, which no disk has to do here.
+        // Every write is synced. In memory a sync is fast.
         let place = Some(Path::new("/dev/shm")).filter(|place| place.is_dir());
         let place = place.map_or_else(std::env::temp_dir, Path::to_owned);
         let files = || tempfile::tempdir_in(place).expect("a directory");
@@ -117,13 +117,13 @@ impl Directory {
         }
     }
 
-    /// What it does not do.
+    /// The present fault.
     #[must_use]
     pub fn fault(&self) -> Fault {
         locked(&self.memory).fault
     }
 
-    /// What it does not do from now on. In files every fault is that there is no space.
+    /// Sets the fault. With files every fault acts as a lack of space.
     ///
     /// # Panics
     /// Files cannot be made or removed.
@@ -135,7 +135,7 @@ impl Directory {
         let fault = if fault == Fault::None { fault } else { Fault::Full };
         let was = std::mem::replace(&mut locked(&self.memory).fault, fault);
         for volume in 0..VOLUMES {
-            // A directory in the place of the new file: it cannot be made.
+            // A directory at the new file's name, so that the file cannot be made.
             let path = files.path().join(format!("{NAME}.{}.{NEW}", key(&uuid(volume))));
             match (was, fault) {
                 (Fault::None, Fault::Full) => {
@@ -181,13 +181,13 @@ impl Directory {
         }
     }
 
-    /// What is there, before something that is to be interrupted.
+    /// The contents before an operation that is to be interrupted.
     #[must_use]
     pub fn before(&self) -> Before {
         Before { visible: self.visible(), durable: locked(&self.memory).durable.clone() }
     }
 
-    /// Whatever was written in files so far is synced.
+    /// Makes all files durable.
     pub fn synced(&self) {
         if self.files.is_some() {
             let visible = self.visible();
@@ -195,7 +195,7 @@ impl Directory {
         }
     }
 
-    /// What was written since `before` came only so far as chance has it, for each volume alone.
+    /// Keeps only a random part of the changes since `before`, for each volume alone.
     pub fn interrupted(&self, before: &Before, random: &mut Random) {
         let (after, nothing) = (self.visible(), Files::new());
         for (volume, new) in &after {
@@ -208,7 +208,7 @@ impl Directory {
                 0 => (old.clone(), old_durable.clone()),
                 1 => (new.clone(), old_durable.clone()),
                 2 if self.files.is_some() => {
-                    // A new record, and what it replaces is not removed; or half a new file.
+                    // A new record beside the old one that was not removed; or half a new file.
                     let mut both = if random.chance(500) { new.clone() } else { old.clone() };
                     let old_name = old.get(OLD_NAME).map(|old| (OLD_NAME.to_owned(), old.clone()));
                     both.extend(old_name);
@@ -222,7 +222,7 @@ impl Directory {
         }
     }
 
-    /// The machine loses its power: of what was not synced chance decides what is there.
+    /// Cuts the power: chance decides which unsynced changes survive.
     pub fn cut(&self, random: &mut Random) {
         let (visible, durable) = (self.visible(), locked(&self.memory).durable.clone());
         for (volume, shown) in &visible {
@@ -236,7 +236,7 @@ impl Directory {
         }
     }
 
-    /// The record of a volume is gone, for good.
+    /// Removes the record of a volume for good.
     pub fn vanish(&self, volume: usize) {
         let volume = key(&uuid(volume));
         self.show(&volume, &Files::new());

@@ -9,7 +9,7 @@ struct Cell {
     process: Option<u64>,
     kernel: u64,
     disk: u64,
-    // The kernel gave up what it has: no sync brings it to the disk.
+    // The kernel gave up the value: no sync brings it to the disk.
     is_given_up: bool,
 }
 
@@ -21,7 +21,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Of so many cells, all 0.
+    /// A disk of `cells` cells, all 0.
     #[must_use]
     pub fn new(cells: usize) -> Self {
         Self { cells: vec![Cell::default(); cells], loses: false }
@@ -33,25 +33,25 @@ impl Disk {
         self.cells.len()
     }
 
-    /// It has none.
+    /// Whether it has no cells.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
     }
 
-    /// What a read finds.
+    /// The value that a read finds.
     #[must_use]
     pub fn read(&self, at: usize) -> u64 {
         self.cells[at].process.unwrap_or(self.cells[at].kernel)
     }
 
-    /// What is there after any crash.
+    /// The value after any crash.
     #[must_use]
     pub fn durable(&self, at: usize) -> u64 {
         self.cells[at].disk
     }
 
-    /// A write, into the memory of the process or into the kernel.
+    /// Writes into the memory of the process, or into the kernel.
     pub fn write(&mut self, at: usize, value: u64, write_back: bool) {
         let cell = &mut self.cells[at];
         if write_back {
@@ -61,7 +61,7 @@ impl Disk {
         }
     }
 
-    /// A durable write. Returns whether it is.
+    /// Writes durably. Returns whether the value is durable.
     pub fn write_durably(&mut self, at: usize, value: u64) -> bool {
         if self.loses {
             self.write(at, value, false);
@@ -71,12 +71,12 @@ impl Disk {
         true
     }
 
-    /// The next sync fails, and what it was to write is lost.
+    /// Makes the next sync fail and lose its data.
     pub fn lose_next(&mut self) {
         self.loses = true;
     }
 
-    /// What the process and the kernel write when they have time.
+    /// Writes some values back, as the process and the kernel do in time.
     pub fn flow(&mut self, random: &mut Random) {
         for cell in &mut self.cells {
             if let Some(value) = cell.process.take_if(|_| random.chance(300)) {
@@ -88,14 +88,14 @@ impl Disk {
         }
     }
 
-    /// Makes everything durable. Returns whether it is: a loss is told once.
+    /// Makes everything durable. Returns whether it is: a loss is reported once.
     pub fn sync(&mut self, random: &mut Random) -> bool {
         for cell in &mut self.cells {
             if let Some(value) = cell.process.take() {
                 (cell.kernel, cell.is_given_up) = (value, false);
             }
             if self.loses && cell.kernel != cell.disk {
-                // The page stays as it is, or is read from the disk again.
+                // The page keeps its value, or is read from the disk again.
                 cell.is_given_up = true;
                 cell.kernel = if random.chance(500) { cell.kernel } else { cell.disk };
             } else if !cell.is_given_up {

@@ -1,4 +1,4 @@
-//! [`Holder`]: a host that writes to volumes, and comes back after each run with what it knows.
+//! [`Holder`]: a host that writes to volumes, and comes back after each run with its knowledge.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use rblk_protocol::WriteVerifier;
 
 use super::{CELLS, HOSTS, VOLUMES};
 
-/// What a host knows of a cell.
+/// A host's knowledge of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Known {
     /// This write was acknowledged, and no FLUSH covered it.
@@ -15,20 +15,20 @@ pub enum Known {
     Durable(u64),
 }
 
-/// What a host knows of a volume.
+/// A host's knowledge of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct Claim {
-    /// The verifier that it was told at its OPEN.
+    /// The verifier in the reply to its OPEN.
     pub told: Option<WriteVerifier>,
-    /// What the account of the volume had counted then.
+    /// The count of the volume's account then.
     pub causes: u64,
-    /// It has the volume open in this run.
+    /// The host has the volume open in this run.
     pub is_open: bool,
     cells: BTreeMap<usize, Known>,
 }
 
 impl Claim {
-    /// What is known of each cell.
+    /// The known value of each cell.
     pub fn cells(&self) -> impl Iterator<Item = (usize, Known)> {
         self.cells.iter().map(|(at, known)| (*at, *known))
     }
@@ -44,7 +44,7 @@ impl Claim {
         self.cells.insert(at, known);
     }
 
-    /// It is not known what a cell has.
+    /// Forgets the value of a cell.
     pub fn forget(&mut self, at: usize) {
         self.cells.remove(&at);
     }
@@ -57,12 +57,13 @@ impl Claim {
         }
     }
 
-    /// A loss was told, or the host begins anew: unflushed writes may be there or not.
+    /// Forgets unflushed writes, which may be there or not: a loss was reported, or the host begins
+    /// again.
     pub fn drop_unflushed(&mut self) {
         self.cells.retain(|_, known| matches!(known, Known::Durable(_)));
     }
 
-    /// The volume has so many cells from now on.
+    /// Forgets cells beyond the new end of the volume.
     pub fn cut(&mut self, cells: usize) {
         self.cells.retain(|at, _| *at < cells);
     }

@@ -1,22 +1,21 @@
-//! The model of a target over many runs: what its records tell hosts, held against what became of
-//! their writes. See [`World`].
+//! The model of a target over many runs: the promises of its records to hosts, compared with the
+//! fate of the hosts' writes. See [`World`].
 //!
 //! Each sequence is drawn by a seed: runs with some of the volumes, writes of several hosts, kills,
 //! starts that fail, live changes, upgrades, stops, stores that lose writes, power cuts, state
-//! directories that take no more. The records and the steps of a live change are the real ones
-//! ([`Records`](rblk_target::record::Records), [`Core`](rblk_target::control::core::Core)). What
-//! control does between them is written down in [`Run`], call by call.
+//! directories that take no more. The records and the steps of a live change are the product's
+//! ([`Records`](rblk_target::record::Records), [`Core`](rblk_target::control::core::Core)). [`Run`]
+//! repeats control's calls between them.
 //!
 //! Three rules:
 //!
-//! - A host that comes back to the verifier that it was told has lost nothing that was
-//!   acknowledged.
-//! - A host that comes back to another one, with unflushed writes, is told a loss. Then something
-//!   of that volume could be gone since it was told the first one.
-//! - What a FLUSH covered is there, whatever comes.
+//! - A host that comes back to its old verifier has lost no acknowledged write.
+//! - A host that comes back to another verifier, with unflushed writes, hears of a loss. Then
+//!   writes of that volume could be gone since the host got its verifier.
+//! - A write that a FLUSH covered is never lost.
 //!
-//! "Could be gone" is what [`Account`] counts, for each volume alone. There the design tells more
-//! than is lost, and so does the account:
+//! [`Account`] counts the events after which writes "could be gone", for each volume alone. The
+//! design reports more losses than there are, and so does the account:
 //!
 //! - The process died while the volume was write-back and writable, though nothing was dirty.
 //! - The machine died between the first run that let hosts write and the stop that synced, though
@@ -24,9 +23,9 @@
 //! - A stop gave the volume up.
 //! - A record could not be written, vanished, or could not be understood.
 //!
-//! There is one gap, which the target tells in its log: a loss that could be noted nowhere, because
-//! the state directory took neither a record nor a new name, is hidden if the process ends before
-//! a later try succeeds. [`Report::excused`] counts these.
+//! There is one gap, which the target logs: a loss that could be noted nowhere, because the state
+//! directory took neither a record nor a new name, is hidden if the process ends before a later try
+//! succeeds. [`Report::excused`] counts these.
 
 mod account;
 mod directory;

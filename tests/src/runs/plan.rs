@@ -1,10 +1,10 @@
-//! [`Plan`]: what a sequence is made of, from a seed.
+//! [`Plan`]: the kinds and the frequencies of the events of a sequence, from a seed.
 
 use rblk_rig::seed::Random;
 
 use super::directory::Kind;
 
-/// What happens in the world.
+/// An event in the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A run begins, with some of the volumes.
@@ -45,12 +45,12 @@ pub enum Event {
     Fault,
     /// A record vanishes.
     Vanish,
-    /// Losses that could not be noted are noted, if that can be.
+    /// Losses that could not be noted are noted, if the directory permits that now.
     Tick,
 }
 
 impl Event {
-    /// All, and how often each happens where the seed does not decide otherwise.
+    /// All events, with their usual weights.
     const ALL: [(Self, u64); 20] = [
         (Self::Start, 20),
         (Self::FailedStart, 4),
@@ -96,8 +96,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What follows from a seed. Some events are rare or absent in a sequence, and others are
-    /// frequent: so they meet in other orders.
+    /// The plan of a seed. Some events are rare or absent in a sequence and others frequent, so
+    /// that different orders occur.
     #[must_use]
     pub fn random(seed: u64, kind: Kind) -> Self {
         let mut random = Random::new(seed ^ 0x7275_6e73);

@@ -1,5 +1,5 @@
-//! [`Run`]: one process that serves volumes: the real records and the real core, and between them
-//! the calls of control, in its order.
+//! [`Run`]: one process that serves volumes: the product's records and core, and between them the
+//! calls of control, in its order.
 //!
 //! | here | there |
 //! | --- | --- |
@@ -34,9 +34,9 @@ const CELL: u32 = 4096;
 /// How a volume is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// How it is cached.
+    /// Its cache mode.
     pub cache: CacheMode,
-    /// Nobody may write.
+    /// No host may write.
     pub read_only: bool,
     /// Its size.
     pub cells: usize,
@@ -45,15 +45,15 @@ pub struct Config {
 /// A volume that a run serves.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// As the core has it.
+    /// The core's description.
     pub volume: Arc<Volume>,
-    /// The verifier that an OPEN is told.
+    /// The verifier in the replies to OPEN.
     pub verifier: WriteVerifier,
     /// Its store was opened for reading.
     pub is_for_reading: bool,
     /// Hosts could write in this run.
     pub was_writable: bool,
-    /// A sync has failed: all do from now on.
+    /// A sync failed, so every later sync of this run fails.
     pub is_latched: bool,
 }
 
@@ -70,18 +70,18 @@ impl Serving {
 #[derive(Debug)]
 pub struct Run {
     records: Records,
-    /// What decides the steps of a change.
+    /// Plans the steps of a change.
     pub core: Core,
     /// By number.
     pub served: BTreeMap<usize, Serving>,
     /// Volumes that lost writes in this run.
     pub lost: BTreeSet<usize>,
-    /// Those of which that is not noted.
+    /// Volumes whose loss is not noted yet.
     pub owed: BTreeSet<usize>,
     next: u16,
 }
 
-/// A volume as the target has it.
+/// A volume as the target describes it.
 #[must_use]
 pub(super) fn volume(number: usize, index: u16, config: Config) -> Arc<Volume> {
     Arc::new(Volume {
@@ -115,7 +115,8 @@ fn only(number: usize) -> BTreeSet<[u8; 16]> {
 }
 
 impl Run {
-    /// Reads the records of what it is to serve. `None`: one cannot be read, and the start fails.
+    /// Reads the records of the volumes to serve. `None`: a record cannot be read, and the start
+    /// fails.
     #[must_use]
     pub fn load(
         directory: &Directory,
@@ -174,10 +175,10 @@ impl Run {
         self.next - 1
     }
 
-    /// Makes durable that hosts may write to a volume as it will be.
+    /// Makes the risk durable before hosts may write to the changed volume.
     ///
     /// # Errors
-    /// That cannot be.
+    /// The record cannot be read or written.
     pub fn record(&mut self, number: usize, volume: &Volume) -> Result<(), String> {
         let is_new = !self.served.contains_key(&number);
         let served = ServedVolume::from(volume);
@@ -193,7 +194,7 @@ impl Run {
         Ok(())
     }
 
-    /// A volume is not served after all.
+    /// Withdraws an addition that failed.
     pub fn take_back(&mut self, number: usize) {
         self.records.take_back(&uuid(number));
         let _ = self.records.write(&only(number));
@@ -205,7 +206,7 @@ impl Run {
         self.records.record(&uuid(number)).and_then(|record| record.verifier())
     }
 
-    /// A change of a volume has ended: notes what is safe. Not for one that was given up.
+    /// Notes the risk after a change has ended. Not for a change that was given up.
     pub fn note_safe(&mut self, number: usize) {
         let risk = match self.served.get(&number) {
             Some(serving) => AtRisk::by_writes_to(&serving.volume).expect("a store"),
@@ -215,7 +216,7 @@ impl Run {
         let _ = self.records.write(&only(number));
     }
 
-    /// Acknowledged writes are lost. Returns whether the next run is certain to know.
+    /// Notes that acknowledged writes are lost. Returns whether the next run will certainly know.
     pub fn lose(&mut self, number: usize) -> bool {
         self.lost.insert(number);
         self.records.lose(&uuid(number));
@@ -228,7 +229,7 @@ impl Run {
         is_noted
     }
 
-    /// A host holds a volume for the first time. Returns whether that is durable.
+    /// Records the first holder of a volume. Returns whether the record is durable.
     pub fn hold(&mut self, number: usize, host: usize, generation: u64) -> bool {
         self.records.set_holder(HolderRecord {
             volume: uuid(number),
@@ -241,8 +242,8 @@ impl Run {
         self.records.write(&only(number)).is_empty()
     }
 
-    /// The process ends in good order, and has not made these volumes durable. Returns the volumes
-    /// that are safe, and those whose loss was noted only now, or (false) is not.
+    /// Ends the process in good order. `unsaved`: volumes that it could not make durable. Returns
+    /// the safe volumes, and the lost ones, each with true if the loss is noted.
     pub fn end(mut self, unsaved: &BTreeSet<usize>) -> (Vec<usize>, Vec<(usize, bool)>) {
         let is_safe = |number: &&usize| !unsaved.contains(number) && !self.lost.contains(number);
         let saved: Vec<usize> = self.served.keys().filter(is_safe).copied().collect();

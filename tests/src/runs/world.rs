@@ -1,4 +1,4 @@
-//! [`World`]: a machine with volumes and a state directory, the hosts, and what happens to them.
+//! [`World`]: a machine with volumes and a state directory, the hosts, and the events.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use super::plan::Event;
 use super::run::{Config, Serving, volume};
 use super::{Account, CELLS, Directory, Disk, HOSTS, Holder, Known, Plan, Run, VOLUMES};
 
-/// Counts of what happened.
+/// Counts of events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// Runs that served.
     pub runs: u64,
-    /// Hosts that came back with unflushed writes, to the verifier that they were told.
+    /// Hosts that came back with unflushed writes, and met their old verifier.
     pub kept: u64,
-    /// Hosts that came back with unflushed writes, and were told a loss.
+    /// Hosts that came back with unflushed writes, and heard of a loss.
     pub told: u64,
-    /// Of these, those of which a write was gone.
+    /// Hosts among these that lost a write.
     pub gone: u64,
     /// Live changes that succeeded, and that failed.
     pub changes: [u64; 2],
@@ -37,7 +37,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds another one.
+    /// Adds the counts of another report.
     pub fn add(&mut self, other: &Self) {
         self.runs += other.runs;
         self.kept += other.kept;
@@ -51,7 +51,7 @@ impl Report {
     }
 }
 
-/// How far a start comes.
+/// How far a start gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reach {
     Read,
@@ -76,7 +76,7 @@ pub struct World {
     writes: u64,
     dies: bool,
     report: Report,
-    // For people, of a sequence that broke a rule.
+    // The story of a sequence that broke a rule.
     story: Option<Vec<String>>,
 }
 
@@ -136,7 +136,7 @@ impl World {
 
     fn broken(&self, what: &str) -> ! {
         let Some(story) = &self.story else {
-            // The same once more, with its story.
+            // Runs the sequence again, with its story.
             let _ = Self::tried(self.plan.clone(), Some(Vec::new()));
             panic!("seed {}: {what}\n  and not when it is run again", self.plan.seed)
         };
@@ -221,14 +221,14 @@ impl World {
             if !is_kept {
                 self.accounts[*number].count("the record was not written");
             }
-            // Of a volume that nobody writes to the record stays as it is.
+            // Without writers the record of a volume stays as it is.
             if !is_kept || !config.read_only {
                 self.accounts[*number].set_kept(is_kept);
             }
         }
         self.report.runs += 1;
         self.run = Some(run);
-        // Most hosts wait for it.
+        // Most hosts wait for the run.
         for (host, (number, _)) in
             (0..HOSTS).flat_map(|host| configs.iter().map(move |c| (host, c)))
         {
@@ -238,7 +238,7 @@ impl World {
         }
     }
 
-    /// Nothing of the process is left.
+    /// The process is gone.
     fn process_ended(&mut self) {
         self.run = None;
         for number in 0..VOLUMES {
@@ -259,7 +259,7 @@ impl World {
         let before = self.directory.before();
         self.writes += 1;
         if let Some(run) = &mut self.run {
-            // In the middle of the write of a record.
+            // Ends in the middle of the write of a record.
             if let Some(number) = run.served.keys().next().copied() {
                 run.hold(number, 0, self.writes);
             }
@@ -277,7 +277,7 @@ impl World {
         self.check_durable();
     }
 
-    /// The run ends in good order, or (false) gives up before all is written.
+    /// Ends the run in good order, or (false) gives up before all is written.
     fn stop(&mut self, all: bool) {
         let Some(run) = &self.run else { return };
         let mut unsaved = BTreeSet::new();
@@ -328,7 +328,7 @@ impl World {
         self.stop(true);
         match self.random.index(6) {
             0..=2 => self.start_with(&configs, Reach::Begun),
-            // It cannot start, and the program before goes on.
+            // The new program cannot start, and the old one goes on.
             3 => {
                 self.start_with(&configs, Reach::Read);
                 self.start_with(&configs, Reach::Begun);
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    // What else happens to stores and records.
+    // Other events of stores and records.
 
     fn sync(&mut self, number: usize) -> bool {
         let Some(run) = &mut self.run else { return false };
@@ -403,7 +403,7 @@ impl World {
         }
     }
 
-    /// A new mount of the host: nobody waits for what the one before wrote.
+    /// A new mount of the host. Nothing needs the writes of the old mount any more.
     fn begin_anew(&mut self, host: usize, number: usize) {
         let Some(run) = self.run.as_mut().filter(|run| run.served.contains_key(&number)) else {
             return;
@@ -437,7 +437,7 @@ impl World {
             format!("  host {host} opens v{number}: {told:?} -> {verifier:?}, {unflushed} unflushed, {account:?}")
         });
         if told == Some(verifier) {
-            // Where a sync has failed, each FLUSH of this run tells.
+            // After a failed sync, every FLUSH of this run reports the loss.
             if let Some((at, known)) = is_gone.filter(|_| !is_latched) {
                 let disk = &self.disks[number];
                 self.broken(&format!(
@@ -464,7 +464,7 @@ impl World {
         self.check_durable();
     }
 
-    /// What a FLUSH covered is there.
+    /// Checks that every write that a FLUSH covered is on the disk.
     fn check_durable(&self) {
         for (host, holder) in self.holders.iter().enumerate() {
             for (number, claim) in holder.claims.iter().enumerate() {
@@ -509,7 +509,7 @@ impl World {
         } else if !is_latched && self.disks[number].write_durably(at, value) {
             Known::Durable(value)
         } else {
-            // It fails, and tells of a loss of others, as a FLUSH would.
+            // The write fails and reports earlier losses, as a FLUSH would.
             self.sync(number);
             let claim = &mut self.holders[host].claims[number];
             claim.drop_unflushed();
@@ -627,7 +627,7 @@ impl World {
             self.directory.synced();
         }
         if done.contains(&Step::Close) {
-            // Its hosts come back at once.
+            // The volume's hosts come back at once.
             let has = |host: &usize| self.holders[*host].claims[number].is_open;
             let hosts: Vec<usize> = (0..HOSTS).filter(has).collect();
             hosts.into_iter().for_each(|host| self.open(host, number));
@@ -671,7 +671,7 @@ impl World {
         }
     }
 
-    /// What is served after a change.
+    /// Updates the served volumes after a change.
     fn changed(&mut self, number: usize, order: &VolumeOrder, is_done: bool) {
         let Some(run) = &mut self.run else { return };
         match order {
@@ -724,7 +724,7 @@ impl World {
         self.accounts[number].lower(risk);
     }
 
-    /// In the end everything is served, and every host comes back and flushes.
+    /// Serves every volume in the end. Every host comes back and flushes.
     fn finish(&mut self) {
         self.tell(|| "the end".to_owned());
         self.directory.set_fault(Fault::None);
@@ -739,7 +739,7 @@ impl World {
                 1 => self.kill(),
                 _ => self.cut(),
             }
-            // Whatever the end was.
+            // However the last run ended.
             self.kill();
             self.start_with(&configs, Reach::Begun);
             for host in 0..HOSTS {

@@ -1,6 +1,6 @@
 //! [`AdminEnd`]: the initiator's end of an admin connection, as capsules over a real QP.
 //!
-//! It sends what [`rblk_initiator::volume::admin::AdminChannel`] sends, without its clock and its
+//! It sends the same capsules as [`rblk_initiator::admin::AdminChannel`], without its clock and its
 //! runtime: one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
 
 use std::time::Instant;
@@ -25,7 +25,7 @@ const CALL: Tag = Tag(0);
 const EVENT: Tag = Tag(1);
 const BEAT: Tag = Tag(2);
 
-/// What an admin connection asks for.
+/// The options of an admin connection.
 #[must_use]
 pub fn options() -> QueueOptions {
     QueueOptions {
@@ -38,7 +38,7 @@ pub fn options() -> QueueOptions {
     }
 }
 
-/// What the target said.
+/// A message of the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Heard {
     /// The answer to the command.
@@ -47,10 +47,10 @@ pub enum Heard {
         status: Status,
         /// Value of the response.
         value: u32,
-        /// What was written to the reply area.
+        /// The bytes in the reply area.
         payload: Vec<u8>,
     },
-    /// It drains.
+    /// The target drains.
     Draining,
 }
 
@@ -140,13 +140,13 @@ impl AdminEnd {
         self.sequence
     }
 
-    /// Sends a command; its answer is heard later.
+    /// Sends a command. [`Self::turn`] returns its answer later.
     pub fn call(&mut self, opcode: Opcode, body: &[u8]) {
         self.call = Some(self.send(opcode, CALL, body));
     }
 
-    /// Takes what came, and keeps the connection alive. With `parks` it waits for the target's
-    /// events.
+    /// Takes the messages that arrived, and keeps the connection alive. With `parks` it waits for
+    /// the target's events.
     ///
     /// # Errors
     /// [`Lost`].

@@ -13,7 +13,7 @@ use rblk_rig::seed::Random;
 
 use crate::oracle::{Begin, ChangeId};
 
-/// What a request is held against.
+/// The oracle's view of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
     /// A read.
@@ -27,17 +27,17 @@ pub enum Expect {
 /// A request that is not answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
-    /// Where, in bytes.
+    /// The range in bytes.
     pub range: Range<usize>,
     /// Durable when answered.
     pub fua: bool,
-    /// What is known of it.
+    /// The oracle's view of it.
     pub expect: Expect,
-    /// A flush as the server sees it, since it was given one for the first time.
+    /// When a server first got this flush.
     pub given: Option<Begin>,
-    /// The server has it: by queue and tag.
+    /// The queue and the tag that the server has it under.
     pub place: Option<(usize, Tag)>,
 }
 
@@ -48,7 +48,7 @@ pub struct Kernel {
     // By queue.
     idle: Vec<Vec<Tag>>,
     depth: u16,
-    // Contents of idle buffers, by queue and tag: no one may write there.
+    // Contents of idle buffers, by queue and tag. These bytes must not change.
     guards: Vec<Vec<Option<Vec<u8>>>>,
 }
 
@@ -69,7 +69,7 @@ impl Kernel {
     /// The server died.
     pub fn crash(&mut self, random: &mut Random) {
         self.begin_service(self.idle.len());
-        // What the server had comes first: the driver keeps tags for it.
+        // The dead server's requests come first: the driver keeps tags for them.
         self.requests.sort_by_key(|request| request.place.is_none());
         let had = self.requests.iter().filter(|request| request.place.is_some()).count();
         for last in (1..had).rev() {
@@ -102,10 +102,10 @@ impl Kernel {
         Some(&mut self.requests[at])
     }
 
-    /// The server answered.
+    /// Ends a request that the server answered.
     ///
     /// # Panics
-    /// It has no such request.
+    /// The server has no such request.
     pub fn end(&mut self, queue: usize, tag: Tag) -> Request {
         let place = Some((queue, tag));
         let at = self.requests.iter().position(|request| request.place == place);
@@ -114,7 +114,7 @@ impl Kernel {
         self.requests.swap_remove(at)
     }
 
-    /// Remembers what an idle buffer holds, or what it held.
+    /// Replaces the remembered contents of an idle buffer, and returns the old ones.
     pub fn guard(&mut self, queue: usize, tag: Tag, bytes: Option<Vec<u8>>) -> Option<Vec<u8>> {
         std::mem::replace(&mut self.guards[queue][tag.index()], bytes)
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-/// How many are kept.
+/// The number of events kept.
 const KEPT: usize = 250;
 
 /// The last events of a run, by step.
@@ -16,19 +16,19 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log. With `RBLK_LOG=1` it prints what is added at once.
+    /// An empty log. With `RBLK_LOG=1` it also prints each event at once.
     #[must_use]
     pub fn new() -> Self {
         let aloud = std::env::var("RBLK_LOG").is_ok_and(|value| value == "1");
         Self { aloud, ..Self::default() }
     }
 
-    /// From now on it is this step.
+    /// Sets the step of the next events.
     pub fn at(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// Something happened; the numbers say to whom.
+    /// Adds an event. The numbers identify its objects.
     pub fn add(&mut self, what: &'static str, numbers: [u64; 3]) {
         if self.aloud {
             let [a, b, c] = numbers;
@@ -48,7 +48,7 @@ impl Log {
         self.hash = hash;
     }
 
-    /// A number over everything that was added: equal for equal runs.
+    /// A hash of all events: equal for equal runs.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.hash

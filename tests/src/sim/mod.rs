@@ -1,18 +1,18 @@
 //! A deterministic simulation of hosts, their mounts and a target over a faulty network, from one
 //! seed.
 //!
-//! | part | what it is | what is real in it |
+//! | part | content | product code in it |
 //! |---|---|---|
-//! | [`plan`] | what a run is made of and what goes wrong in it | - |
+//! | [`plan`] | the parts of a run and its faults | - |
 //! | [`site`] | the target and its lives | control, poll groups, cache, fencing, verifiers |
-//! | [`process`] | the server of one mount | course, engines, accounts of what is durable, replay |
+//! | [`process`] | the server of one mount | course, engines, accounts of durability, replay |
 //! | [`admin`] | an admin connection, as capsules over a QP | the capsules and the QP |
 //! | [`neighbour`] | another host with a volume of its own, which reads | its engine |
 //! | [`kernel`] | the requests of a device, also when its server dies | - |
-//! | [`world`] | all of them together, and the [oracle](crate::oracle) that watches | - |
+//! | [`world`] | all parts together, and the [oracle](crate::oracle) that checks | - |
 //!
-//! QPs are as those of cards: over only when they are destroyed, which takes steps. Until then RDMA
-//! that was under way lands in what they were lent.
+//! QPs behave as those of cards: one is over only when it is destroyed, which takes steps. Until
+//! then RDMA under way lands in the memory that was lent to it.
 //!
 //! Time is a count of steps of a millisecond. Nothing sleeps, and the seed decides everything that
 //! is random, so a run can be repeated from its seed, and its [`log`] compared.

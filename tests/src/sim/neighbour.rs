@@ -1,9 +1,9 @@
-//! [`Neighbour`]: another host, which reads a volume of its own by the same devices and the same
+//! [`Neighbour`]: another host, which reads its own volume through the same devices and the same
 //! memory.
 //!
-//! Memory that the connections of a mount lent, and that the target frees too early, is lent to the
-//! neighbour next. The neighbour reads as much as it can while connections are being destroyed, and
-//! knows every byte that it must read.
+//! Memory that a mount's connections used, and that the target frees too early, goes to the
+//! neighbour next. While connections are being destroyed, the neighbour reads as much as it can,
+//! and checks every byte.
 
 pub mod volume;
 
@@ -28,12 +28,12 @@ pub struct Neighbour {
     random: Random,
     queue: Option<QueueId>,
     connected: bool,
-    // By tag: offset and length of what is read.
+    // By tag: offset and length of the read.
     reads: [Option<(usize, usize)>; DEPTH as usize],
 }
 
 impl Neighbour {
-    /// One that is not connected, if there is one in this plan.
+    /// The neighbour of a plan, if it has one, not connected yet.
     #[must_use]
     pub fn of(plan: &Plan) -> Option<Self> {
         plan.neighbour.then(|| Self {
@@ -52,16 +52,16 @@ impl Neighbour {
         self.connected = false;
     }
 
-    /// Whether something of it is unanswered.
+    /// Whether it waits for answers.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.reads.iter().any(Option::is_some)
     }
 
-    /// It connects where it is not, and reads while connections are being destroyed.
+    /// Connects if it is not connected, and reads while connections are being destroyed.
     ///
     /// # Panics
-    /// It cannot be connected.
+    /// The connection fails.
     pub fn turn(&mut self, site: &mut Site) {
         if !site.is_up() || site.is_draining() {
             return;
@@ -101,10 +101,10 @@ impl Neighbour {
         }
     }
 
-    /// Takes an outcome that is its own. Reads may fail where the store does.
+    /// Takes an outcome of its own. A read may fail after an op of the store failed.
     ///
     /// # Panics
-    /// It read what is not there.
+    /// A read returned wrong bytes.
     pub fn take(&mut self, outcome: &Outcome, store_failed: bool, site: &Site) -> bool {
         if self.queue != Some(outcome.queue) {
             return false;
@@ -121,7 +121,7 @@ impl Neighbour {
         true
     }
 
-    /// It leaves for good.
+    /// Leaves for good.
     pub fn leave(&mut self, site: &mut Site) {
         if let Some(queue) = self.queue.take() {
             site.rig.drop_queue(queue, false);

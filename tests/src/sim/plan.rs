@@ -1,4 +1,4 @@
-//! [`Plan`]: what a simulation is made of and what goes wrong in it, from a seed.
+//! [`Plan`]: the parts of a simulation and its faults, from a seed.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use crate::storm::{Mix, data_first, digests, landing_bytes, lanes, lists, with_l
 /// How a link fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Break {
-    /// Both ends see it.
+    /// Both ends see the break.
     Cut,
-    /// Nothing arrives any more; what was under way is lost.
+    /// Messages in flight and later ones are lost.
     Silence,
-    /// Nothing arrives until it heals, and then everything does.
+    /// Messages arrive only after the link heals, and then all of them do.
     Stall,
 }
 
 /// How a process ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Death {
-    /// It is killed; its machine closes what it had.
+    /// The process is killed; its machine closes its connections.
     Program,
     /// Its machine loses its power.
     Machine,
 }
 
-/// Something that goes wrong. Times are in steps.
+/// A fault. Times are in steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A host's link to an address of the target.
@@ -45,13 +45,13 @@ pub enum Fault {
         /// When it heals.
         steps: u64,
     },
-    /// One connection of a host that serves, after so many bytes.
+    /// A break of one connection of a serving host, after a number of bytes.
     Wire {
         /// Which host.
         host: usize,
         /// Which of its queues.
         queue: usize,
-        /// It is the initiator's bytes that are counted.
+        /// The initiator's bytes count.
         near: bool,
         /// How many.
         bytes: usize,
@@ -63,7 +63,7 @@ pub enum Fault {
         /// When it is back.
         steps: u64,
     },
-    /// The target drains, and is back after so many steps.
+    /// The target drains, and comes back later.
     Drain {
         /// When it is back.
         steps: u64,
@@ -79,32 +79,31 @@ pub enum Fault {
     Host {
         /// Which host.
         host: usize,
-        /// When it mounts anew, if the volume is free.
+        /// When it mounts again, if the volume is free.
         steps: u64,
     },
-    /// A host's server is stopped and goes on later.
+    /// A host's server is stopped, and continues later.
     Freeze {
         /// Which host.
         host: usize,
-        /// When it goes on.
+        /// When it continues.
         steps: u64,
     },
     /// Another host mounts the volume.
     Mount {
         /// Which host.
         host: usize,
-        /// It fences the present holder.
+        /// The mount fences the present holder.
         take_over: bool,
     },
     /// The store is as slow as this.
     Slow {
         /// Until when.
         steps: u64,
-        /// Nothing is done meanwhile, or everything takes longer.
+        /// No op completes meanwhile. Otherwise every op takes longer.
         stalled: bool,
     },
-    /// What the store has in flight, as soon as there is something, stays there and is overtaken by
-    /// what comes later.
+    /// Holds the ops in flight at the store, once there are any. Later ops overtake them.
     Hold {
         /// Until when.
         steps: u64,
@@ -116,14 +115,14 @@ pub enum Fault {
         /// How many of a thousand.
         per_mille: u32,
     },
-    /// The kernels of both ends do not come to destroying QPs.
+    /// The kernels of both ends delay the destruction of QPs.
     Jam {
         /// Until when.
         steps: u64,
     },
 }
 
-/// A moment of a simulation at which a fault is worth more than elsewhere.
+/// A moment of a simulation at which a fault tests more than elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Moment {
     /// LOGIN was sent.
@@ -144,14 +143,14 @@ pub enum Moment {
     Queue,
     /// The queues serve.
     Arrived,
-    /// The store holds something.
+    /// The store holds ops.
     Held,
 }
 
-/// When the next fault comes, after the one before.
+/// When the next fault comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
-    /// After so many steps.
+    /// After this number of steps.
     Steps(u64),
     /// At the next such moment, or after many steps without one.
     At(Moment),
@@ -172,7 +171,7 @@ pub struct Plan {
     pub depth: u16,
     /// Most data of a request.
     pub io_max_bytes: u32,
-    /// Most data inside a command.
+    /// Most in-capsule data of a command.
     pub in_capsule_bytes: u32,
     /// Optional verbs, and lists of capsules.
     pub features: Features,
@@ -182,7 +181,7 @@ pub struct Plan {
     pub lanes: u16,
     /// Bytes of a block.
     pub block_bytes: u32,
-    /// Of the volume.
+    /// Bytes of the volume.
     pub volume_bytes: usize,
     /// Poll groups of the target.
     pub groups: usize,
@@ -192,11 +191,11 @@ pub struct Plan {
     pub arena_bytes: usize,
     /// How the volume is cached.
     pub cache: CacheMode,
-    /// Most that write-back may hold.
+    /// Most dirty bytes of write-back.
     pub dirty_max_bytes: usize,
-    /// How long it may hold it.
+    /// How long write-back may keep them.
     pub write_back_delay: Duration,
-    /// How much a mount retains of what is not flushed, for each queue.
+    /// Unflushed bytes that a mount retains, for each queue.
     pub retain_bytes: Option<usize>,
     /// Which flushes of a mount fail after a loss.
     pub on_loss: OnLoss,
@@ -216,11 +215,11 @@ pub struct Plan {
     pub fail_after: Option<Duration>,
     /// Requests, at least.
     pub requests: u64,
-    /// What they are.
+    /// The mix of requests.
     pub mix: Mix,
     /// Requests outstanding at a time, at most.
     pub outstanding: usize,
-    /// What goes wrong, one after the other.
+    /// The faults, one after the other.
     pub faults: Vec<(When, Fault)>,
 }
 
@@ -234,14 +233,14 @@ impl Plan {
             let when = plan.when(&mut random);
             let fault = plan.fault(&mut random);
             plan.faults.push((when, fault));
-            // What is held is worth most when its connection dies, its sender comes back and goes
-            // on.
+            // A held op tests most when its connection dies, and its sender comes back and
+            // continues.
             if let Fault::Hold { .. } = fault {
                 let (when, then) = plan.orphan(&mut random);
                 plan.faults.push((when, then));
             }
-            // The one who lost the volume asks for it first, of a target that has just told
-            // somebody else that it has it.
+            // The host that lost the volume asks for it first, at a target that has just answered
+            // the new holder's OPEN.
             if let Fault::Mount { take_over: true, .. } = fault
                 && random.chance(300)
             {
@@ -249,8 +248,8 @@ impl Plan {
                 let steps = random.below(200);
                 plan.faults.push((When::At(Moment::Opened), Fault::Target { death, steps }));
             }
-            // A take-over is worth most from a holder that cannot know of it, or that is in the
-            // middle of something.
+            // A take-over tests most when the holder cannot learn of it, or is in the middle of an
+            // operation.
             if let Fault::Freeze { host, .. } = fault
                 && plan.hosts > 1
                 && random.chance(700)
@@ -358,7 +357,8 @@ impl Plan {
         })
     }
 
-    /// Something that ends the connections of a host that goes on at once, or lets another go on.
+    /// A fault that ends the connections of a host. The host continues at once, or another host
+    /// does.
     fn orphan(&self, random: &mut Random) -> (When, Fault) {
         let host = random.index(self.hosts);
         let steps = random.below(60);
@@ -371,7 +371,7 @@ impl Plan {
         (When::At(Moment::Held), fault)
     }
 
-    /// How long something lasts: shorter and longer than what notices it.
+    /// A duration: shorter or longer than the time limits that detect a fault.
     fn steps(&self, random: &mut Random) -> u64 {
         let detect = u64::try_from(self.detect.as_millis()).unwrap_or(0);
         let lease = u64::try_from(self.lease.as_millis()).unwrap_or(0);
@@ -396,7 +396,7 @@ impl Plan {
                 how: [Break::Cut, Break::Silence, Break::Stall][random.index(3)],
                 steps,
             },
-            // What is under way comes when the host is back by another address.
+            // Messages under way arrive after the host is back by another address.
             2 | 3 => Fault::Link {
                 host,
                 address: Some(random.index(self.addresses)),
@@ -427,14 +427,14 @@ impl Plan {
     }
 }
 
-/// By the seed alone, and not by what else was drawn: the rest of a plan stays what it was.
+/// Depends on the seed alone, not on other draws, so the rest of a plan stays as it was.
 fn on_loss(seed: u64) -> OnLoss {
     let lasts = Random::new(seed ^ 0x6f6e_5f6c_6f73).chance(500);
     if lasts { OnLoss::UntilRemount } else { OnLoss::Once }
 }
 
-/// In one plan of ten the store fails many ops, also FLUSHes, and serves again afterwards. Drawn from
-/// the seed alone too.
+/// In one plan of ten the store fails many ops, also FLUSHes, and then works again. Depends on the
+/// seed alone, too.
 fn failing_store(seed: u64) -> Option<(When, Fault)> {
     let mut random = Random::new(seed ^ 0x66_6169_6c73);
     random.chance(100).then(|| {

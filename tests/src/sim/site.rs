@@ -28,7 +28,7 @@ use super::plan::{Death, Moment, Plan};
 use crate::oracle::Host;
 use crate::storm::{VOLUME, volume_limits};
 
-/// What every address of the target is called.
+/// The name of the target at every address.
 #[must_use]
 pub fn name() -> Name {
     Name::new("site").expect("a name")
@@ -40,28 +40,28 @@ pub fn volume_name() -> Name {
     Name::new("v0").expect("a name")
 }
 
-/// How often control looks for what is over.
+/// How often control looks for deadlines that have passed.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a drain may take.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Something the target has decided.
+/// A decision of the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decided {
-    /// LOGIN of a mount was answered: nothing of its older epochs is left.
+    /// LOGIN of a mount was answered: no connection of its older epochs is left.
     LoggedIn(Host),
-    /// A mount wants the volume, by force.
+    /// A mount claims the volume by force.
     Threatened(Host),
-    /// OPEN of a mount was answered: the volume is its, and was not before if it is `fresh`.
+    /// OPEN of a mount was answered: the mount has the volume now.
     Opened {
-        /// Whose.
+        /// The mount.
         host: Host,
-        /// It came without a past.
+        /// The mount did not hold the volume before.
         fresh: bool,
     },
 }
 
-/// An admin command that is not answered.
+/// An admin command without an answer so far.
 #[derive(Clone, Debug)]
 struct Asked {
     to: ConnectionRef,
@@ -76,22 +76,23 @@ struct Asked {
 pub enum Knock {
     /// The target does not run.
     Nobody,
-    /// The target says no.
+    /// The target refuses.
     Refused(Refused),
-    /// It may be made.
+    /// The connection may be made.
     Admitted(Join),
 }
 
-/// What the store holds after the target's end, and what of it counts.
+/// The contents of the store after the target's end.
 #[derive(Debug)]
 pub enum Left {
-    /// All that took effect, on the same disk.
+    /// All ops that took effect, on the same disk.
     Everything,
     /// These bytes.
     Image(Vec<u8>),
 }
 
-/// A disk as the plan wants it, whose volume holds `image`. It draws what a crash keeps by `seed`.
+/// A disk with the plan's conditions. Its volume holds `image`. `seed` decides which writes survive
+/// a crash.
 fn disk(plan: &Plan, image: &[u8], region: &Arc<Region>, seed: u64) -> CrashStore {
     let mut store = CrashStore::new(region, seed);
     store.set_volume(VOLUME, image.to_vec());
@@ -113,15 +114,14 @@ pub struct Site {
     plan: Plan,
     core: Option<Core>,
     random: Random,
-    // What the next run knows.
+    // The knowledge of the next run.
     holders: BTreeMap<[u8; 16], HolderRecord>,
     record: VolumeRecord,
     boot: BootId,
     renounced: bool,
-    // What is being made durable before an OPEN is answered: poll groups that have not answered,
-    // and the first failure.
+    // Flushes that an OPEN waits for: poll groups that have not answered, and the first failure.
     settles: BTreeMap<SettleTicket, (usize, Result<(), String>)>,
-    // Records on their way to the disk, and when they are there.
+    // Records on their way to the disk, and the steps at which they arrive.
     persists: VecDeque<(u64, Ticket, HolderRecord)>,
     asked: Vec<Asked>,
     owners: BTreeMap<AdmissionId, Host>,
@@ -131,10 +131,10 @@ pub struct Site {
 }
 
 impl Site {
-    /// A target that runs, whose volume holds `image`.
+    /// A running target with a volume that holds `image`.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The target cannot be made.
     #[must_use]
     pub fn new(plan: &Plan, image: Vec<u8>) -> Self {
         let volume = VolumeSpec {
@@ -224,7 +224,7 @@ impl Site {
         self.core.is_some()
     }
 
-    /// Whether it is about to end.
+    /// Whether it drains.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.stopping
@@ -245,7 +245,7 @@ impl Site {
         std::mem::take(&mut self.breaches)
     }
 
-    /// A connect request comes in, of a mount.
+    /// Receives a connect request of a mount.
     pub fn knock(&mut self, asked: &HelloRequest, host: Host, log: &mut Log) -> Knock {
         let now = self.rig.now();
         let Some(core) = &mut self.core else { return Knock::Nobody };
@@ -253,7 +253,7 @@ impl Site {
             return Knock::Nobody;
         }
         let fresh = SessionId(id(&mut self.random));
-        // What comes over the wire is what counts.
+        // Uses only the bytes that cross the wire.
         let asked = HelloRequest::from_wire(&asked.to_wire()).expect("a good hello");
         let knock = CoreKnock {
             asked: &asked,
@@ -283,8 +283,8 @@ impl Site {
         }
     }
 
-    /// Hands its control what came from the poll groups, and carries out what it decides. Call it
-    /// after each step and after each [`Self::knock`].
+    /// Hands messages of the poll groups to control, and carries out its decisions. Call it after
+    /// each step and after each [`Self::knock`].
     pub fn pump(&mut self, log: &mut Log, moments: &mut Vec<Moment>) -> Vec<Decided> {
         let mut decided = Vec::new();
         let (now, elapsed) = (self.rig.now(), self.rig.elapsed());
@@ -320,7 +320,7 @@ impl Site {
         self.carry_out(log, moments, &mut decided);
         if elapsed - self.ticked >= TICK {
             self.ticked = elapsed;
-            // As control does: what it does without shall be nothing.
+            // As control does: without that need, a tick must change nothing.
             if let Some(core) = self.core.as_mut().filter(|core| core.needs_ticks()) {
                 core.tick(now);
             }
@@ -356,7 +356,7 @@ impl Site {
     ) {
         let opcode = command.command.opcode;
         let to = ConnectionRef { group: command.group, connection: command.connection };
-        // A connection that is gone by now is not answered.
+        // A connection that has ended gets no answer.
         let Some(host) = self.owners.get(&command.admission).copied() else { return };
         let open = match opcode {
             Opcode::OpenVolume => OpenRequest::from_wire(&command.body).ok(),
@@ -408,7 +408,7 @@ impl Site {
                     log.add("persist", [record.generation.0, u64::from(record.present), 0]);
                     let delay = [0, 1, 5, 60][self.random.index(4)];
                     let due = self.rig.steps() + self.random.within(0, delay);
-                    // In order.
+                    // Records arrive in order.
                     let due = self.persists.back().map_or(due, |(last, ..)| due.max(*last));
                     self.persists.push_back((due, ticket, record));
                 }
@@ -459,13 +459,13 @@ impl Site {
         }
     }
 
-    /// Whether something of it is due within a few steps.
+    /// Whether an event of it is due within a few steps.
     #[must_use]
     pub fn has_due(&self) -> bool {
         !self.persists.is_empty()
     }
 
-    /// It is asked to drain.
+    /// Asks it to drain.
     pub fn drain(&mut self, log: &mut Log) {
         log.add("drain", [0; 3]);
         let now = self.rig.now();
@@ -474,13 +474,13 @@ impl Site {
         }
     }
 
-    /// Whether a drain is over: and then whether everything acknowledged is durable.
+    /// Whether a drain is over; if so, whether everything acknowledged is durable.
     #[must_use]
     pub fn drained(&self) -> Option<bool> {
         if self.stopping { self.rig.stopped() } else { None }
     }
 
-    /// It ends: by a drain that is over, or by a death. Returns what is left.
+    /// Ends it after a drain, or by a death. Returns the contents of the store.
     pub fn end(&mut self, death: Option<Death>, log: &mut Log) -> Left {
         let chance = self.random.bits();
         let clean = death.is_none() && self.drained() == Some(true) && !self.renounced;
@@ -494,10 +494,10 @@ impl Site {
         } else if death == Some(Death::Program) || (death.is_none() && !clean) {
             Left::Image(store.kill(VOLUME, chance))
         } else {
-            // After a clean end the machine may well lose its power.
+            // After a clean end the machine may still lose its power.
             Left::Image(store.crash(VOLUME, chance))
         };
-        // As the record of the volume has it.
+        // The record of the volume says the same.
         if clean {
             self.record.lower_risk(AtRisk::Nothing);
         }
@@ -508,7 +508,7 @@ impl Site {
             self.boot = BootId::new(&format!("{:x}", self.random.bits()));
         }
         self.renounced = false;
-        // Of the records on their way, the disk may have got some.
+        // The disk may have some of the records on their way.
         let kept = self.random.index(self.persists.len() + 1);
         for (_, _, record) in self.persists.drain(..).take(kept) {
             self.holders.insert(record.volume, record);
@@ -521,15 +521,15 @@ impl Site {
         left
     }
 
-    /// Its process and its connections are gone. Call it after [`Self::end`].
+    /// Removes its process and its connections. Call it after [`Self::end`].
     pub fn vanish(&mut self, silent: bool) {
         self.rig.kill_target(silent);
     }
 
-    /// It starts anew on this store.
+    /// Starts it on this store.
     ///
     /// # Panics
-    /// It cannot.
+    /// The start fails.
     pub fn start(&mut self, left: &Left, before: Option<&CrashStore>, log: &mut Log) {
         log.add("target starts", [0; 3]);
         let plan = &self.plan;

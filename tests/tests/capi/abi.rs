@@ -1,5 +1,5 @@
-//! The header is what the library is: functions, structures and numbers of the sources are turned
-//! into C, and the compiler compares them with the header.
+//! The header matches the library: functions, structures and numbers of the sources are translated
+//! to C, and the compiler compares them with the header.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -31,7 +31,7 @@ fn sources() -> String {
 fn parts(list: &str) -> Vec<(String, String)> {
     let lines = list.lines().map(str::trim).filter(|line| !line.starts_with("//"));
     let list: String = lines.collect();
-    // A comma inside of a type does not occur.
+    // No type has a comma inside.
     let parts = list.split(',').filter_map(|part| part.split_once(':'));
     parts
         .map(|(name, kind)| {
@@ -99,7 +99,7 @@ fn field(name: &str, rust: &str) -> String {
     }
 }
 
-/// A program that is compiled only if the header is what the sources are.
+/// A program that compiles only if the header matches the sources.
 fn program(functions: &[Item], structures: &[Item], text: &str) -> String {
     let mut c = String::from("#include <rblk.h>\n");
     for Item { name, parts, .. } in structures {
@@ -150,7 +150,7 @@ fn numbers(text: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_header_is_what_the_library_is() {
+fn the_header_matches_the_library() {
     let text = sources();
     let (functions, structures) = (functions(&text), structures(&text));
     assert!(functions.len() > 20 && structures.len() == 4, "the sources are read wrong");
@@ -165,7 +165,7 @@ fn the_header_is_what_the_library_is() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(run(&mut command(&program_file)).code, Some(0));
 
-    // Nothing is declared that is not there.
+    // The header declares nothing that the library lacks.
     let header = std::fs::read_to_string(root().join("initiator/capi/include/rblk.h")).unwrap();
     let is_declaration = |line: &&str| !line.starts_with([' ', '\t', '*', '/', '#', '}']);
     let declared: BTreeSet<&str> = header
@@ -178,7 +178,7 @@ fn the_header_is_what_the_library_is() {
     assert_eq!(declared, written);
 }
 
-/// What programs are linked with: the functions, all of a version, and nothing else.
+/// The symbols for programs: the functions, all with a version, and nothing else.
 #[test]
 fn the_library_has_the_symbols_of_the_header_with_their_version() {
     let path = library().join("lib/librblk.so.1");
@@ -196,9 +196,9 @@ fn the_library_has_the_symbols_of_the_header_with_their_version() {
     assert!(ended.stdout.contains("NODELETE"), "its threads run on after dlclose");
 }
 
-/// Programs in C++ include it, too.
+/// C++ programs can include the header.
 #[test]
-fn the_header_is_one_of_c_plus_plus() {
+fn the_header_compiles_as_c_plus_plus() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("header.cc");
     std::fs::write(&source, "#include <rblk.h>\nint x = RBLK_DURABLE;\n").unwrap();

@@ -1,4 +1,4 @@
-//! librblk: the header says what the library is, and programs in C use volumes of real targets.
+//! librblk: the header matches the library, and programs in C use volumes of real targets.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use rblk_tests::program::{Target, run};
 
 mod abi;
 
-/// How the examples are compiled: nothing may be doubtful.
+/// Strict flags for the examples.
 const STRICT: [&str; 7] =
     ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"];
 const MIB: usize = 1 << 20;
@@ -20,8 +20,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A directory with the library, built once. It is in the build directory: nothing drops a static
-/// value, so nothing would remove another directory.
+/// A directory with the library, built once. The directory is in the build directory, because a
+/// static value is never dropped and could not remove a temporary one.
 fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -32,7 +32,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Words for the C compiler, as pkg-config says.
+/// Arguments for the C compiler from pkg-config.
 fn pkg_config(words: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command.args(words).arg("rblk").env("PKG_CONFIG_PATH", library().join("lib/pkgconfig"));
@@ -41,7 +41,7 @@ fn pkg_config(words: &[&str]) -> Vec<String> {
     ended.stdout.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a program that uses the shared library, or has the archive in it.
+/// Compiles a program with the shared library, or with the archive.
 fn compile(source: &Path, dir: &Path, is_static: bool) -> PathBuf {
     let program = dir.join(if is_static { "with-archive" } else { "with-library" });
     let mut command = Command::new("cc");
@@ -58,7 +58,7 @@ fn compile(source: &Path, dir: &Path, is_static: bool) -> PathBuf {
     program
 }
 
-/// The program, which finds the shared library.
+/// A command that finds the shared library.
 fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", library().join("lib"));
@@ -81,7 +81,7 @@ fn the_example_copies_a_file_to_a_volume_and_back() {
     let target = target(dir.path());
     let uri = format!("{}/v", target.address);
     let (input, output) = (dir.path().join("in"), dir.path().join("out"));
-    // No whole block at its end.
+    // The file does not end with a whole block.
     let data = pattern(5, 3 * MIB + 100);
     std::fs::write(&input, &data).unwrap();
     let source = root().join("initiator/capi/examples/copy.c");

@@ -1,11 +1,11 @@
-//! Command lines: the programs' own parsers take them, and make a valid configuration of them.
+//! Command lines: the programs' own parsers accept them, and make valid configurations.
 
 use clap::Parser;
 use clap::error::ErrorKind;
 
 use crate::markdown::{Block, Document, code_spans};
 
-/// The programs whose command lines are checked.
+/// The programs with checked command lines.
 const PROGRAMS: [&str; 3] = ["rblk-target", "rblk-initiator", "rblk-bench"];
 
 pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
@@ -27,7 +27,7 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// A line of a block of the language `console` that is typed: what follows the prompt.
+/// The command after the prompt, in a line of a block of the language `console`.
 pub(crate) fn typed(line: &str) -> Option<&str> {
     let (prompt, command) = line.split_once(' ')?;
     let host = prompt.strip_suffix(['#', '$'])?;
@@ -45,8 +45,8 @@ fn commands(block: &Block) -> Vec<Vec<String>> {
     parts.filter_map(of_program).collect()
 }
 
-/// The words of a command of one of the programs, without what stands before its name, what its
-/// output goes to, and the quotes of a word.
+/// The words of a command of one of the programs, without the words before its name, redirections,
+/// and quotes.
 fn of_program(command: &str) -> Option<Vec<String>> {
     let is_after = |word: &String| word.starts_with(['#', '>']) || word == "&";
     let words = split(command).into_iter().take_while(|word| !is_after(word));
@@ -74,7 +74,7 @@ fn a_quoted_word_is_one() {
     assert_eq!(split("a  'b c'=d 'e' f"), ["a", "b c=d", "e", "f"]);
 }
 
-/// What is wrong with a command line that somebody may type.
+/// The error of a complete command line.
 fn fault(words: &[String]) -> Option<String> {
     let said = words.join(" ");
     let result = match words[0].as_str() {
@@ -88,7 +88,7 @@ fn fault(words: &[String]) -> Option<String> {
 fn target(words: &[String]) -> Result<(), String> {
     use rblk_target::commands::args::{Cli, Command};
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-        // The file is not here.
+        // The file is missing here.
         Command::Serve(args) if args.config.is_none() => {
             args.configuration().map(drop).map_err(|error| format!("{error:#}"))
         }
@@ -106,8 +106,8 @@ fn initiator(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// What is wrong with a command in the text, where words in capitals stand for values, and the rest
-/// may be left out.
+/// The error of a command in the text. Words in capitals stand for values, and the rest may be left
+/// out.
 fn in_prose_fault(span: &str) -> Option<String> {
     let is_value = |word: &str| word.chars().all(|c| c.is_ascii_uppercase());
     let words = of_program(span).filter(|words| words.len() > 1 && !is_value(&words[1]))?;

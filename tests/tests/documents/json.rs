@@ -25,7 +25,7 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     blocks.iter().flat_map(of_block).collect()
 }
 
-/// What a target tells of itself.
+/// The status of a target.
 fn status() -> Value {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("vol0.img");
@@ -38,7 +38,7 @@ fn status() -> Value {
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
-/// Keys of a sample that are not in what is real, and values of another kind.
+/// Keys of a sample that the real output lacks, and values of another kind.
 fn differences(place: &str, sample: &Value, real: &Value) -> Vec<String> {
     match (sample, real) {
         (Value::Object(sample), Value::Object(real)) => {
@@ -52,7 +52,7 @@ fn differences(place: &str, sample: &Value, real: &Value) -> Vec<String> {
             let Some(first) = real.first() else { return Vec::new() };
             sample.iter().flat_map(|value| differences(place, value, first)).collect()
         }
-        // What is absent now may be there another time.
+        // An absent value may be present another time.
         (Value::Null, _) | (_, Value::Null) => Vec::new(),
         (sample, real) => {
             let same = std::mem::discriminant(sample) == std::mem::discriminant(real);

@@ -44,7 +44,7 @@ pub(crate) fn faults(page: &Document) -> Vec<String> {
         .collect()
 }
 
-/// What is wrong with the rows under a heading that have these words: the value is in none.
+/// The error of the rows under a heading that have these words: the value is in none of them.
 fn fault(page: &Document, heading: &str, what: &str, value: &str) -> Option<String> {
     let rows: Vec<String> = page.rows(heading).iter().map(|row| row.join(" | ")).collect();
     let is_value = |word: &str| word.trim_matches([',', '.']) == value;
@@ -52,7 +52,7 @@ fn fault(page: &Document, heading: &str, what: &str, value: &str) -> Option<Stri
     rows.iter().find(has_both).is_none().then(|| format!("{heading}, {what}: it is {value}"))
 }
 
-/// The most that a key may say.
+/// The largest value of a key.
 fn most(schema: &Schema, name: &str) -> String {
     let key = schema.keys.iter().find(|key| key.name == name);
     match &key.unwrap_or_else(|| panic!("there is no key {name}")).rule {

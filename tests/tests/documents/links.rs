@@ -22,7 +22,7 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Where the links of a line lead, those to other sites left out.
+/// The targets of the links of a line, without links to other sites.
 fn links(line: &str) -> Vec<String> {
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     targets.filter(|link| !link.contains("://")).map(str::to_owned).collect()

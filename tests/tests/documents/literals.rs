@@ -1,18 +1,18 @@
-//! The texts in the programs' sources: what they can print.
+//! The texts that the programs can print, from their sources.
 
 use std::fs;
 use std::path::Path;
 
 use crate::markdown::root;
 
-/// Fixed characters below which a text with placeholders says nothing.
+/// A text with placeholders and fewer fixed characters proves nothing.
 const FIXED_MIN: usize = 10;
 
-/// String literals, each as what stands between its placeholders.
+/// String literals, each as the pieces between its placeholders.
 pub(crate) struct Literals(Vec<Vec<String>>);
 
 impl Literals {
-    /// Those of the programs.
+    /// The literals of the programs.
     pub(crate) fn collect() -> Self {
         let mut literals = Vec::new();
         for directory in [
@@ -31,7 +31,7 @@ impl Literals {
     }
 
     /// Whether a program can print this: a literal with its placeholders filled, or several of them
-    /// with a colon between, as errors and their causes are told.
+    /// with a colon between, as errors and their causes are printed.
     pub(crate) fn can_print(&self, text: &str) -> bool {
         self.0.iter().any(|fixed| fills(fixed, text))
             || text.match_indices(": ").any(|(at, _)| {
@@ -40,7 +40,7 @@ impl Literals {
             })
     }
 
-    /// Whether a log line can begin with this message, with fields behind it.
+    /// Whether a log line can begin with this message, followed by fields.
     pub(crate) fn can_log(&self, text: &str) -> bool {
         let ends = text.match_indices(' ').map(|(at, _)| at).chain([text.len()]);
         ends.rev().any(|end| {
@@ -50,7 +50,7 @@ impl Literals {
         })
     }
 
-    /// Whether a text stands in a literal as it is.
+    /// Whether a literal contains this text.
     pub(crate) fn contain(&self, text: &str) -> bool {
         self.0.iter().flatten().any(|fixed| fixed.contains(text))
     }
@@ -74,7 +74,7 @@ fn fills(fixed: &[String], text: &str) -> bool {
     rest.ends_with(last.as_str())
 }
 
-/// What stands between the placeholders of a format string, without empty lines around it.
+/// The pieces between the placeholders of a format string, without empty lines around it.
 fn fixed(literal: &str) -> Vec<String> {
     let mut pieces = vec![String::new()];
     let mut chars = literal.trim_matches('\n').chars().peekable();
@@ -100,7 +100,7 @@ fn read(directory: &Path, literals: &mut Vec<String>) {
     }
 }
 
-/// Appends the string literals of a source. Raw ones are left out.
+/// Appends the string literals of a source, except raw ones.
 fn in_source(source: &str, literals: &mut Vec<String>) {
     let mut rest = source;
     while let Some(at) = rest.find(['"', '/', '\'']) {
@@ -121,7 +121,7 @@ fn in_source(source: &str, literals: &mut Vec<String>) {
     }
 }
 
-/// A literal from behind its first quote, and what follows it.
+/// A literal after its first quote, and the rest.
 fn quoted(text: &str) -> (String, &str) {
     let mut literal = String::new();
     let mut chars = text.char_indices();
@@ -147,7 +147,7 @@ fn quoted(text: &str) -> (String, &str) {
 }
 
 #[test]
-fn what_a_source_can_print() {
+fn the_literals_of_a_source_are_found() {
     let source = r#"
         // "a remark" with a quote: "
         let c = '"';

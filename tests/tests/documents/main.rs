@@ -1,8 +1,8 @@
-//! README and docs/: every sample is what the programs take and print, every key and flag is
-//! described, and every link leads somewhere.
+//! README and docs/: the programs accept and print every sample, every key and flag is described,
+//! and every link has a target.
 //!
-//! A check returns its faults, so that the tests at the end of each file show that a wrong sample
-//! is one.
+//! A check returns its faults, so that the tests at the end of each file can prove that it finds a
+//! wrong sample.
 
 mod commands;
 mod json;
@@ -18,7 +18,7 @@ mod toml;
 
 use markdown::Document;
 
-/// Most bytes of documents that people read from the first line to the last.
+/// Size limits of documents that are read from the first line to the last.
 const BYTES_MAX: [(&str, usize); 2] = [("README.md", 10_000), ("ARCHITECTURE.md", 25_000)];
 
 #[track_caller]
@@ -36,12 +36,12 @@ fn command_lines_are_accepted() {
     assert_none(&commands::faults(&Document::with_commands()));
 }
 
-// It asks for this host's mounts, which are root's.
+// The test lists this host's mounts, which needs root.
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
 fn as_root_output_is_what_the_programs_print() {
     let mut documents = Document::guides();
-    // The lab types it, and compares every line.
+    // The lab runs this session and compares every line.
     documents.retain(|document| document.path != "docs/session.md");
     assert_none(&output::faults(&documents, &output::Real::collect()));
 }
@@ -74,7 +74,7 @@ fn limits_are_those_of_the_programs() {
 #[test]
 fn contents_and_tables_are_whole() {
     let mut documents = Document::guides();
-    // It is one page to be read from the first line to the last.
+    // The README is one page to be read from the first line to the last.
     documents.retain(|document| document.path != "README.md");
     assert_none(&shape::faults(&documents));
 }
@@ -85,7 +85,7 @@ fn source_files_that_are_named_exist() {
 }
 
 #[test]
-fn what_everybody_reads_is_short() {
+fn the_main_documents_are_short() {
     for (name, most) in BYTES_MAX {
         let bytes = Document::read(name).text.len();
         assert!(bytes <= most, "{name} has {bytes} bytes, at most {most}");

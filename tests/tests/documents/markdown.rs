@@ -1,4 +1,4 @@
-//! As much of Markdown as the project's documents use.
+//! The part of Markdown that the project's documents use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
 }
 
-/// One file.
+/// One Markdown file.
 pub(crate) struct Document {
     /// Its path in the repository.
     pub(crate) path: String,
-    /// What is in it.
+    /// Its text.
     pub(crate) text: String,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Block {
     pub(crate) place: String,
     /// The word after the fence.
     pub(crate) language: String,
-    /// What is in it, without the indentation of the fence.
+    /// Its lines, without the indentation of the fence.
     pub(crate) lines: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Block {
 pub(crate) type Line<'d> = (usize, &'d str);
 
 impl Document {
-    /// Reads one.
+    /// Reads a document.
     pub(crate) fn read(path: &str) -> Self {
         let text = fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
         Self { path: path.to_owned(), text }
@@ -46,7 +46,7 @@ impl Document {
         .collect()
     }
 
-    /// The guides, and what else shows commands.
+    /// The guides, and other documents with commands.
     pub(crate) fn with_commands() -> Vec<Self> {
         let mut documents = Self::guides();
         documents.push(Self::read("bench/README.md"));
@@ -92,7 +92,7 @@ impl Document {
         blocks
     }
 
-    /// What is not in fenced blocks.
+    /// The lines outside fenced blocks.
     pub(crate) fn prose(&self) -> Vec<Line<'_>> {
         self.split().1
     }
@@ -112,17 +112,17 @@ pub(crate) fn cells(line: &str) -> Vec<String> {
     line.split('|').map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// What stands between backticks.
+/// The texts between backticks.
 pub(crate) fn code_spans(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
 
-/// A line without what stands between backticks.
+/// A line without the texts between backticks.
 pub(crate) fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// Documents below a directory: what is built, and what git keeps, begins with a dot.
+/// Documents below a directory. Names of build and git directories begin with a dot.
 fn find(directory: &str, paths: &mut Vec<String>) {
     for entry in fs::read_dir(root().join(directory)).expect("a directory").flatten() {
         let name = entry.file_name().into_string().expect("a name in UTF-8");

@@ -1,5 +1,5 @@
-//! Samples of output: headers of tables are those that the programs print here; any other line is
-//! one of the texts in their sources.
+//! Samples of output: headers of tables match the programs' here; any other line is one of the
+//! texts in their sources.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -26,11 +26,11 @@ const TWO_WORDS: [&str; 12] = [
     "IN FLIGHT",
     "SENT AGAIN",
 ];
-/// Names of columns that are not of capitals alone.
+/// Names of columns with small letters.
 const MIXED: [&str; 11] =
     ["R/s", "W/s", "MiB/s", "rMiB/s", "wMiB/s", "p99", "rP50", "rP99", "wP50", "wP99", "IN"];
 
-/// What the programs print.
+/// The output of the programs.
 pub(crate) struct Real {
     headers: Vec<String>,
     status: Vec<String>,
@@ -101,7 +101,7 @@ fn in_block(block: &Block, real: &Real) -> Vec<String> {
             columns = Some(columns_of(line));
             header_fault(line, &real.headers)
         } else if let Some(columns) = columns.filter(|_| !line.contains(": ")) {
-            // The last column may be empty.
+            // The last cell may be empty.
             let fields = line.split_whitespace().count();
             (fields + 1 < columns).then(|| format!("{fields} fields for {columns} columns"))
         } else {
@@ -110,7 +110,7 @@ fn in_block(block: &Block, real: &Real) -> Vec<String> {
         faults.extend(fault.map(|why| format!("{}: `{line}`: {why}", block.place)));
     }
     let found = skeleton(&said);
-    // A sample may have a table more, of what the target has not here, and shows what is wrong.
+    // A sample may have further tables, and may show a fault.
     let is_of = |real: &Vec<String>| real.iter().all(|word| found.contains(word));
     if !said.is_empty() && !is_of(&real.status) && !is_of(&real.details) {
         let real = &real.status;
@@ -151,7 +151,7 @@ fn columns_of(header: &str) -> usize {
     header.split_whitespace().count() - pairs
 }
 
-/// Whether a line that is not of a table is one that a program prints after that command.
+/// Whether the program prints a line outside tables after that command.
 fn is_told(line: &str, command: &str, literals: &Literals) -> bool {
     let program = command.split_whitespace().next().unwrap_or_default();
     if command.starts_with("rblk-initiator mount") && line.starts_with("/dev/ublkb") {
@@ -184,7 +184,7 @@ fn skeleton(lines: &[String]) -> Vec<String> {
     words
 }
 
-/// Messages that no program prints: those in the first column of tables that begin with `message`.
+/// Messages that no program prints, from the first columns of tables that begin with `message`.
 pub(crate) fn message_faults(documents: &[Document], literals: &Literals) -> Vec<String> {
     let mut faults = Vec::new();
     let mut checked = 0;

@@ -1,5 +1,5 @@
 //! docs/keys.md has every key with its default, docs/commands.md every flag, docs/reference.md
-//! every exit code, and no document names a flag that no program has.
+//! every exit code, and no document names an unknown flag.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use rblk_config::{ByteSize, Exit, HostConfig, MountConfig, Schema, TargetConfig,
 
 use crate::markdown::{Document, code_spans};
 
-/// Flags of other programs, and of every program, that documents name.
+/// Flags of other programs, and of every program, in documents.
 const OF_OTHERS: [&str; 3] = ["--features", "--help", "--version"];
 
 pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
@@ -34,7 +34,7 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Defaults of volumes: a key that is not in all of them has none.
+/// Defaults of volumes: a key that some of them lack has none.
 fn volumes() -> Vec<String> {
     let of = |volume: VolumeConfig| {
         let config = TargetConfig { volumes: vec![volume], ..TargetConfig::default() };
@@ -113,7 +113,7 @@ fn flag_faults(commands: &Document, documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// The flags of a program that its help shows.
+/// The flags in a program's help.
 fn flags(command: &Command, found: &mut BTreeSet<String>) {
     for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
         let names = argument.get_long_and_visible_aliases().unwrap_or_default();
@@ -123,7 +123,7 @@ fn flags(command: &Command, found: &mut BTreeSet<String>) {
     commands.for_each(|command| flags(command, found));
 }
 
-/// Flags between backticks that stand alone or with their value.
+/// Flags between backticks, alone or with a value.
 fn flags_in(document: &Document) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in document.prose() {

@@ -1,9 +1,9 @@
-//! The shape of a page: its contents name its sections, and no table is cut.
+//! The shape of a page: its contents name its sections, and no table is cut off.
 
 use crate::links::slug;
 use crate::markdown::{Document, cells};
 
-/// Fewest sections of a page that has contents.
+/// The fewest sections of a page with a table of contents.
 const SECTIONS: usize = 4;
 
 pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
@@ -13,8 +13,7 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
         .collect()
 }
 
-/// Rows that are not in a table: without a line of dashes above them, or with another number of
-/// cells.
+/// Rows outside a table: without a line of dashes above them, or with another number of cells.
 fn table_faults(page: &Document) -> Vec<String> {
     let prose = page.prose();
     let mut faults = Vec::new();
@@ -38,7 +37,7 @@ fn table_faults(page: &Document) -> Vec<String> {
     faults
 }
 
-/// Contents that are not the sections of a page, in their order.
+/// Contents that differ from the sections of a page, or from their order.
 fn contents_fault(page: &Document) -> Option<String> {
     let prose = page.prose();
     let sections: Vec<String> = prose

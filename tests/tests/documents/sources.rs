@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::markdown::{Document, code_spans, root};
 
-/// Names in the documents of files that the repository does not have.
+/// File names in the documents that the repository lacks.
 pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     let mut files = Vec::new();
     find(&root(), "", &mut files);
@@ -24,7 +24,7 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Whether a file may be named so: by its whole path, or by the end of it.
+/// Whether this name identifies a file: its whole path, or the end of it.
 fn is_named(file: &str, name: &str) -> bool {
     file.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
 }

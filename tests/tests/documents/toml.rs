@@ -1,4 +1,4 @@
-//! Samples of configuration: the first line says which file it is.
+//! Samples of configuration: the first line names the file.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn fault(lines: &[String], place: &str) -> Option<String> {
     result.err().map(|error| format!("{place}: {error}"))
 }
 
-/// A drop-in, over the least that a target needs.
+/// A drop-in, over the smallest configuration of a target.
 fn drop_in(text: &str) -> Result<(), ConfigError> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("target.toml");

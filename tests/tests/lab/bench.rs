@@ -1,5 +1,4 @@
-//! `rblk-bench`, as far as that it measures everything and leaves nothing. It expects that nothing
-//! was left before it.
+//! `rblk-bench`: it measures everything and leaves nothing. Nothing may be left before it.
 
 use rblk_tests::lab::{Bench, run};
 
@@ -21,9 +20,9 @@ fn bench_compare_smoke() {
                 assert!(lab.path("whole").join(&sample.raw).exists(), "{}", sample.raw);
             }
         }
-        // All that are known but the one that only spins.
+        // All known systems but the one that only spins.
         assert_eq!((compared.systems.len(), compared.cells.len()), (7, 2));
-        // The commands of a mount are one message each, and the kernel counts system calls here.
+        // Each command of a mount is one message, and the kernel counts system calls here.
         let ours = compared.sample("rblk-verbs", "randread-4k-qd1-j1-q1", 1).expect("ours");
         let initiator = ours.initiator.expect("counters of the mount");
         let messages = initiator.messages.expect("messages");

@@ -1,5 +1,5 @@
-//! What is written is what is read, and what is in the file behind: by any size, at any place, by a
-//! file system, after discards and flushes.
+//! Reads return the written data, and so does the file behind the volume: any size, any place, with
+//! a file system, after discards and flushes.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -68,7 +68,7 @@ fn cpus_of_thread(pid: u32, name: &str) -> String {
     list.expect("the CPUs of a thread").to_owned()
 }
 
-/// The CPUs whose requests come to a hardware queue.
+/// The CPUs that send their requests to a hardware queue.
 fn cpus_of_queue(device: &Path, queue: u16) -> String {
     let name = device.file_name().and_then(|name| name.to_str()).expect("a device");
     let list = std::fs::read_to_string(format!("/sys/block/{name}/mq/{queue}/cpu_list"));
@@ -157,7 +157,7 @@ fn sizes_and_alignment() {
                 commands,
                 "requests are split at {bytes} bytes, no earlier"
             );
-            // Half a block is refused by the kernel itself.
+            // The kernel itself refuses half a block.
             let file = Aligned::open(mounted.device(), true, 0).expect("opening");
             let error = Aligned::write_at(&file, &[1; 512], 512).expect_err("half a block");
             assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
@@ -183,7 +183,7 @@ fn sizes_and_alignment() {
             300 * KIB + 512,
         ];
         sizes_agree(mounted.device(), &image, &small, |size| 512 * (size as u64 / 512 % 13 + 3));
-        // The last block, and nothing after it.
+        // The last block, and no byte beyond it.
         let file = Aligned::open(mounted.device(), true, 0).expect("opening");
         Aligned::write_at(&file, &pattern(77, 512), 16 * MIB - 512).expect("the last block");
         assert!(Aligned::write_at(&file, &[0; 512], 16 * MIB).is_err(), "a write past the end");
@@ -220,7 +220,7 @@ fn discard_zeroes_flush_fua() {
         let data = pattern(5, 8 << 20);
         Aligned::write_at(&file, &data, 0).expect("writing");
 
-        // sync reaches the disk behind.
+        // An fsync reaches the disk behind.
         let before = both();
         file.sync_all().expect("fsync");
         assert!(did(&before, "flushes") >= 1);
@@ -263,8 +263,8 @@ fn discard_zeroes_flush_fua() {
         assert_eq!(did(&before, "writes"), fio.writes);
         assert!(did(&before, "flushes") >= fio.writes - 1, "an fsync after every write");
 
-        // O_DSYNC is a write with FUA and no flush; it must be on the disk behind when it is
-        // answered.
+        // O_DSYNC is a write with FUA and no flush; it must be on the disk behind before the
+        // answer.
         let before = both();
         let dsync = Fio::new(mounted.device(), "randwrite")
             .with("bs", "4k")

@@ -11,10 +11,10 @@ use super::{FIO_DEADLINE, MIB};
 /// The name of the volume and of the mount.
 const NAME: &str = "sealed";
 const SIZE: u64 = 128 * MIB;
-/// The host of the test, as the target lets it in.
+/// The name of the test's host at the target.
 const HOST: &str = "db1";
 
-/// A key that is made for the test.
+/// A key made for the test.
 struct Key {
     file: String,
     public: String,
@@ -30,8 +30,8 @@ impl Key {
     }
 }
 
-/// Starts a target that takes only encrypted connections over TCP, and waits until it serves. It is
-/// killed when the result is dropped.
+/// Starts a target that takes only encrypted connections over TCP, and waits until it serves. Drop
+/// of the result kills the target.
 fn serve(lab: &Lab, image: &Path, target: &Key, host: &Key) -> Running {
     let config = lab.path("sealed.toml");
     let text = format!("listen = ['{}']\nauth = 'required'\nencrypt = 'required'\n", lab.tcp());
@@ -61,7 +61,7 @@ fn status_of_target(lab: &Lab) -> Option<TargetStatus> {
     (said.code() == 0).then(|| serde_json::from_str(&said.stdout).expect("a status"))
 }
 
-/// A mounted volume. Dropped, it is unmounted by force.
+/// A mounted volume. Drop unmounts it by force.
 struct Disk<'l> {
     lab: &'l Lab,
     device: PathBuf,
@@ -113,7 +113,7 @@ fn kernel_encrypts_and_connects_again() {
         assert_encrypted(&before, &status_of_target(lab).expect("it serves"));
         Fio::verify(&disk.device, 16 * MIB).run(FIO_DEADLINE).ok();
 
-        // The target is killed while fio writes, and checks what it wrote.
+        // The target is killed while fio writes and verifies.
         let mut fio = Fio::new(&disk.device, "randwrite")
             .with("bsrange", "4k-256k")
             .with("iodepth", 16)
@@ -130,7 +130,7 @@ fn kernel_encrypts_and_connects_again() {
             until("fio to be at work", FIO_DEADLINE, || (writes(&disk) > from + 100).then_some(()));
         };
         until_at_work(writes(&disk));
-        // It ends with a kill.
+        // Drop kills the target.
         drop(first);
         until("the mount to notice", DEADLINE, || {
             (disk.status().state == "reconnecting").then_some(())

@@ -1,4 +1,4 @@
-//! Programs that end, asked to or not, while the other end is at work.
+//! Programs that end, on request or not, while the other end is active.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn two_initiators_one_killed() {
             .file("keep", &lab.image("keep.img", 128 * MIB))
             .file("lose", &lab.image("lose.img", 128 * MIB));
         let target = Target::start(lab, &flags);
-        // However long the machine stands still, it loses no path for that.
+        // This mount keeps its path even if the machine stands still.
         let patient = MountFlags::new(lab.rdma(), "keep").flag("--detect", "30s");
         let keep = Mounted::new(lab, &patient);
         let lose = Mounted::new(lab, &MountFlags::new(lab.rdma(), "lose"));
@@ -31,7 +31,8 @@ fn two_initiators_one_killed() {
         lose.kill_daemon();
         until("the target to notice", DEADLINE, || (connected() == 1).then_some(()));
         assert!(good.is_running(), "fio on the other mount saw an error");
-        // The device waits for another server, and so does who uses it, until somebody gives it up.
+        // The device and its users wait for another server, until an administrator gives the device
+        // up.
         assert!(exists(lose.device()) && bad.is_running(), "a dead initiator is a stall");
         let said = lab.initiator(&["umount", "lose"], 3 * DEADLINE);
         let _ = said.fails_with(1, &["lose", "--force"]);
@@ -146,7 +147,7 @@ fn target_sigterm_drains() {
         assert!(Aligned::read_at(&file, data.len(), 4096).expect("reading") == data);
         drop(file);
         mounted.umount();
-        // No connection is left: nothing to wait for.
+        // No connection is left, so the target does not wait.
         let mut target = target;
         let begun = witness.now();
         target.terminate();

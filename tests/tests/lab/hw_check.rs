@@ -24,7 +24,7 @@ fn verdict(all: &Value, part: &str, subject: &str) -> String {
     found["verdict"].as_str().expect("a verdict").to_owned()
 }
 
-/// What a software device of the kernel can do is known, so it must be found.
+/// The properties of the kernel's software devices are known, so the check must find them.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn bench_hw_check() {
@@ -62,7 +62,7 @@ fn bench_hw_check() {
         let kept = std::fs::read_to_string(&report).expect("the report");
         assert_eq!(serde_json::from_str::<Value>(&kept).expect("JSON"), all);
 
-        // One part alone.
+        // Runs one part alone.
         let (finished, all) = bench.hw_check(&["--only", "hands"]);
         assert_eq!(all["sections"].as_array().map(Vec::len), Some(1), "{finished}");
         let left = bench.left();

@@ -27,7 +27,7 @@ use rblk_tests::lab::{DEADLINE, Fio, Lab, Mounted, RunningFio, TargetFlags, star
 const KIB: usize = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// For a run of fio that works on some tens of MiB.
+/// Time for a run of fio over some tens of MiB.
 const FIO_DEADLINE: Duration = Duration::from_secs(180);
 
 fn exists(device: &Path) -> bool {
@@ -46,11 +46,10 @@ fn serve_file(lab: &Lab, bytes: u64) -> (PathBuf, TargetFlags) {
     (image, flags)
 }
 
-/// What [`endless_fio`] writes before it reads that back.
+/// The writes of [`endless_fio`] before it verifies them.
 const BACKLOG: u64 = 64;
 
-/// fio that goes on until it is told to stop, and checks what it writes while it writes, over and
-/// over.
+/// fio that writes and verifies over and over until it is told to stop.
 fn endless_fio(mounted: &Mounted) -> Fio {
     Fio::new(mounted.device(), "randwrite")
         .with("bsrange", "4k-256k")
@@ -64,7 +63,7 @@ fn endless_fio(mounted: &Mounted) -> Fio {
         .with("verify_state_save", 0)
 }
 
-/// Ends fio when it has written, and read back, what it had not so far.
+/// Stops fio after it has written and verified more blocks.
 fn check_and_stop(fio: RunningFio, mounted: &Mounted) {
     let before = mounted.counts();
     until("fio to write and to check what it wrote", FIO_DEADLINE, || {

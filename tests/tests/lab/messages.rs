@@ -1,5 +1,5 @@
-//! What an I/O costs in messages, completions and packets, by the counters of both ends and of the
-//! device; and an idle mount, which costs next to nothing.
+//! The costs of an I/O in messages, completions and packets, by the counters of both ends and of
+//! the device; and an idle mount, which costs next to nothing.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use rblk_tests::lab::{
 
 use super::{FIO_DEADLINE, MIB, serve_file};
 
-/// What both ends count, and what one of them does.
+/// The counters of both ends, and those of the target alone.
 const COUNTED: [&str; 9] = [
     "reads",
     "writes",
@@ -25,10 +25,10 @@ const COUNTED: [&str; 9] = [
 const COUNTED_AT_TARGET: [&str; 5] =
     ["admin_commands", "rdma_writes", "rdma_writes_with_imm", "rdma_reads", "failed_commands"];
 
-/// Cases that may be done again.
+/// Repetitions of cases.
 const REPEATS: u64 = 4;
 
-/// One line of the table of messages: what `ios` I/Os cost.
+/// One line of the table of messages: the costs of `ios` I/Os.
 struct Cost {
     ios: u64,
     initiator: Counts,
@@ -76,8 +76,8 @@ impl Cost {
     }
 }
 
-/// The counters of both ends and of the device, when all is counted that was done: threads tell of
-/// some of it at the end of a turn, and of the last completions later than anybody else sees them.
+/// The counters of both ends and of the device, after all work is counted: threads publish some
+/// counts at the end of a turn, and count the last completions late.
 fn settled(mounted: &Mounted, target: &Target, witness: &Witness) -> [Counts; 3] {
     let look = || [mounted.counts(), target.counts(), fabric_packets()];
     until("both ends to be still", DEADLINE, || {
@@ -87,7 +87,7 @@ fn settled(mounted: &Mounted, target: &Target, witness: &Witness) -> [Counts; 3]
         let same = |end: usize, name: &&str| before[end].get(name) == after[end].get(name);
         let still = COUNTED.iter().all(|name| same(0, name) && same(1, name))
             && COUNTED_AT_TARGET.iter().all(|name| same(1, name));
-        // Nor did a thread lack the CPU to go on.
+        // No thread lacked the CPU, either.
         (still && witness.lost_since(&begun).is_zero()).then_some(after)
     })
 }
@@ -97,8 +97,8 @@ fn settled(mounted: &Mounted, target: &Target, witness: &Witness) -> [Counts; 3]
 #[expect(clippy::too_many_lines, reason = "one case after another")]
 fn counters_prove_the_messages() {
     run("counters_prove_the_messages", |lab| {
-        // A part of the volume for each case: what another one left in the cache may lie in pieces,
-        // and data in many pieces takes more than one message.
+        // A part of the volume for each case: blocks that another case left in the cache may be
+        // scattered, and scattered data takes more than one message.
         const PART: u64 = 64 * MIB;
         let cases = [
             ("read 4k", "randread", "4k", 16),
@@ -111,13 +111,13 @@ fn counters_prove_the_messages() {
         let parts = cases.len() as u64 + REPEATS;
         let (_, flags) = serve_file(lab, parts * PART);
         let target = Target::start(lab, &flags);
-        // No end sends KEEP_ALIVE, however long the machine stands still.
+        // No end sends KEEP_ALIVE, even if the machine stands still.
         let mount_flags = MountFlags::new(lab.rdma(), "v0").flag("--detect", "30s");
         let mounted = Mounted::new(lab, &mount_flags);
         let witness = Witness::start();
         let status = mounted.status();
         let (with_imm, is_iwarp) = (status.write_with_imm, status.transport == "iWARP");
-        // Two requests next to each other must stay two.
+        // The kernel must not merge two neighbouring requests.
         mounted.sysfs().set("queue/nomerges", "2");
         let ios = 200 * lab.long(10);
         let measure = |part: u64, rw: &str, bs: &str, depth: u32| {
@@ -154,13 +154,13 @@ fn counters_prove_the_messages() {
             let in_capsule = case.starts_with("write 4k");
             let reads = if rw == "randread" { ios } else { 0 };
             let writes = ios - reads;
-            // One command each, alone in its SEND or with others of its turn, and nothing failed.
+            // One command each, alone in its SEND or with others of its turn, and no failure.
             let commands = i("sends") - i("lists") + i("listed");
             assert_eq!((i("reads"), i("writes"), commands), (reads, writes, ios), "{case}");
             assert_eq!((t("reads"), t("writes")), (reads, writes), "{case}");
             assert_eq!(i("errors") + t("failed_commands"), 0, "{case}");
-            // Answers: data and answer in one message where the device can, else two. What has no
-            // data may share.
+            // Answers: data and answer in one message if the device can, else two. Answers without
+            // data may share a message.
             let messages = t("sends") - t("admin_commands");
             let answers = messages - t("lists") + t("listed");
             if with_imm {
@@ -191,7 +191,7 @@ fn counters_prove_the_messages() {
             assert_eq!(t("in_capsule_writes"), writes - fetched, "{case}");
             assert_eq!(i("in_capsule_writes"), writes - fetched, "{case}");
             assert_eq!(i("keyed_commands"), reads + fetched, "{case}");
-            // A completion per message that answers, and few for SENDs.
+            // A completion per answering message, and few for SENDs.
             let arrived = messages + t("rdma_writes_with_imm");
             assert_eq!(i("completions"), arrived + i("signaled"), "{case}");
             assert!(
@@ -225,8 +225,7 @@ fn idle_uses_no_cpu() {
             .run(FIO_DEADLINE)
             .ok();
         let used = || [cpu_time(target.pid()), cpu_time(mounted.pid())];
-        // The least counts: what a machine that stands still does to a window is to add to what is
-        // used.
+        // The lowest result counts: pauses of the machine only add to the usage.
         let witness = Witness::start();
         let mut least = [f64::INFINITY; 2];
         for _ in 0..3 {

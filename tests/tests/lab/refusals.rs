@@ -1,4 +1,4 @@
-//! What is refused says why, with its exit status, and leaves everything as it was.
+//! Refusals name their reason, have their exit status, and change nothing.
 
 use rblk_tests::lab::{
     Aligned, DEADLINE, FileSystem, Finished, Fio, MountFlags, Mounted, Target, TargetFlags, run,
@@ -21,20 +21,20 @@ fn refusals_say_why() {
         let (rdma, tcp) = (lab.rdma(), lab.tcp());
         refused(&MountFlags::new(rdma.clone(), "v9"), 5, &["v9", "v0, m0"]);
         refused(&MountFlags::new(tcp.clone(), "v9"), 5, &["v9", "v0, m0"]);
-        // No process listens.
+        // No process listens there.
         let short =
             |address: String| MountFlags::new(address, "v0").flag("--connect-timeout", "3s");
         refused(&short(format!("{rdma}:7799")), 6, &["7799", "rblk-target"]);
         refused(&short(format!("{tcp}:7799")), 6, &["7799", "rblk-target"]);
-        // The other kind's port.
+        // The port of the other transport.
         refused(&short(format!("{rdma}:7721")), 6, &["7721"]);
         refused(&short(format!("{tcp}:7720")), 6, &["7720"]);
 
         let mounted =
             Mounted::new(lab, &MountFlags::new(rdma.clone(), "v0").flag("--host-name", "alice"));
         refused(&MountFlags::new(rdma.clone(), "v0"), 4, &["v0", "mounted already"]);
-        // The target would take it for the first one come back, should that one be away at this
-        // moment.
+        // The target would take this mount for the first one come back, if the first one were away
+        // at this moment.
         refused(
             &MountFlags::new(rdma.clone(), "v0").name("other").flag("--host-name", "bob"),
             4,
@@ -71,7 +71,7 @@ fn refusals_say_why() {
         assert_eq!(target.counts().get("protocol_errors"), 0);
         drop(target);
 
-        // Read-only there.
+        // Read-only at the target.
         let image = lab.image("ro.img", 16 * MIB);
         let flags = TargetFlags::default().file("ro", &image).switch("--read-only");
         let target = Target::start(lab, &flags);

@@ -1,4 +1,4 @@
-//! Devices that are not like Soft-RoCE: odd ones, full ones, ones that are pulled out.
+//! Devices that differ from Soft-RoCE: odd devices, full ones, devices that are pulled out.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +16,7 @@ const MOUNT: &str = "rblk-initiatord";
 /// `IBV_ACCESS_RELAXED_ORDERING`.
 const RELAXED: u64 = 1 << 20;
 
-/// A block, written and read back.
+/// Writes a block and reads it back.
 fn use_it(mounted: &Mounted<'_>) {
     let bytes = usize::try_from(64 * KIB).expect("a length");
     let disk = Aligned::open(mounted.device(), true, 0).expect("the device");
@@ -47,7 +47,7 @@ fn a_listener_comes_back_with_its_device() {
         for round in 0..lab.times(2, 20) {
             assert_eq!(target.status().listen_down, [], "round {round}");
             std::fs::write(&pulled, "").expect("a file");
-            // The kernel tells of it at once; here the next event does.
+            // A real kernel reports a lost device at once. Here this connection has to show it.
             let knock = MountFlags::new(plugged(), "v0").flag("--connect-timeout", "1s");
             assert_ne!(knock.try_mount(lab).code(), 0, "nobody listens");
             let down = || target.status().listen_down.into_iter().find(|down| down.tries > 0);
@@ -67,19 +67,19 @@ fn a_listener_comes_back_with_its_device() {
             use_it(&mounted);
             mounted.umount();
         }
-        // The device does not go before those who have it open.
+        // The kernel removes the device only after its users have closed it.
         drop((target, plug));
     });
 }
 
-/// What `rblk-target status` says.
+/// The output of `rblk-target status`.
 fn status(lab: &Lab) -> String {
     let mut command = lab.program("rblk-target");
     command.arg("status");
     Running::start(command).finish(DEADLINE).ok()
 }
 
-/// Names of the devices that the target has given its memory to.
+/// Names of the devices with the target's memory registered.
 fn served(target: &Target<'_>) -> Vec<String> {
     target.status().devices.into_iter().map(|device| device.name).filter(|n| n != "soft").collect()
 }
@@ -130,8 +130,8 @@ fn an_odd_device_is_passed_over() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn memory_is_registered_where_somebody_comes() {
-    run("memory_is_registered_where_somebody_comes", |lab| {
+fn memory_is_registered_with_the_first_connection() {
+    run("memory_is_registered_with_the_first_connection", |lab| {
         let plug = Plug::new(lab, true);
         let cards = Cards::new(lab, "slow-register@rxeplug=300");
         let flags = serve_file(lab, 16 * MIB).flag("--listen", EVERYWHERE);
@@ -139,7 +139,7 @@ fn memory_is_registered_where_somebody_comes() {
         let target = Target::start(lab, &flags.environment(cards.environment()));
         assert!(!served(&target).contains(&Plug::NAME.to_owned()), "before anybody came");
         let near = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
-        // Who comes while memory is registered waits for that, and nobody else does.
+        // Only this connection waits for the registration of memory.
         let far = Mounted::new(lab, &MountFlags::new(format!("{}:7730", plugged()), "m0"));
         assert!(served(&target).contains(&Plug::NAME.to_owned()));
         let registered = cards.asked(TARGET, "register");
@@ -162,7 +162,7 @@ fn only_named_devices_are_used() {
             TargetConfig { devices: Some(vec![Plug::NAME.to_owned()]), ..TargetConfig::default() };
         let flags = serve_file(lab, 16 * MIB).config(lab, &config).flag("--listen", EVERYWHERE);
         let mut target = Target::begin(lab, &flags);
-        // The address of the lab is of another device.
+        // The address of the lab belongs to another device.
         assert!(!target.wait(PATIENCE).success());
         assert!(target.log().contains("which `devices` does not name"), "{}", target.log());
         drop((target, plug));
@@ -171,8 +171,8 @@ fn only_named_devices_are_used() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn a_full_card_is_waited_for() {
-    run("a_full_card_is_waited_for", |lab| {
+fn a_mount_waits_for_a_full_card() {
+    run("a_mount_waits_for_a_full_card", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 16 * MIB));
         let cards = Cards::new(lab, "full=2");
         let flags = MountFlags::new(lab.rdma(), "v0").environment(cards.environment());
@@ -194,7 +194,7 @@ fn keys_of_the_configuration_reach_the_card() {
             let config = TargetConfig {
                 relaxed_ordering: relaxed,
                 tos: (tos != 0).then_some(tos),
-                // The device is of no node: its vectors are those of the CPUs in their order.
+                // The device has no NUMA node, so its vectors follow the order of the CPUs.
                 cpus: Some(if relaxed { vec![1, 0] } else { vec![0, 1] }),
                 ..TargetConfig::default()
             };
@@ -215,7 +215,7 @@ fn keys_of_the_configuration_reach_the_card() {
             }
             let vectors = cards.asked(TARGET, "vector");
             let expected = if relaxed { ["1 of 2", "0 of 2"] } else { ["0 of 2", "1 of 2"] };
-            // Before the CQs of poll groups there is one to try the device.
+            // The first CQ tries the device; the poll groups' CQs follow.
             assert!(vectors.ends_with(&expected.map(str::to_owned)), "{vectors:?}");
             let access = |line: &String| {
                 let flags = line.rsplit_once("0x").map(|(_, hex)| u64::from_str_radix(hex, 16));
@@ -233,8 +233,8 @@ fn keys_of_the_configuration_reach_the_card() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn what_was_on_a_device_that_is_gone_is_freed() {
-    run("what_was_on_a_device_that_is_gone_is_freed", |lab| {
+fn objects_of_a_lost_device_are_freed() {
+    run("objects_of_a_lost_device_are_freed", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 16 * MIB));
         let gone = lab.path("gone");
         let cards = Cards::new(lab, &format!("gone={}", gone.display()));
@@ -253,7 +253,8 @@ fn what_was_on_a_device_that_is_gone_is_freed() {
     });
 }
 
-/// Some drivers report a limit of their own device as what the peer serves of READs (irdma).
+/// Some drivers (irdma) report a limit of their own device as the number of READs that the peer
+/// serves.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_target_never_reads_more_than_the_peer_serves() {
@@ -273,14 +274,14 @@ fn a_target_never_reads_more_than_the_peer_serves() {
     });
 }
 
-/// What came of the registrations of at least 64 MiB in a part of a log.
+/// The registrations of at least 64 MiB in a part of a log.
 #[derive(Default, Debug)]
 struct Registrations {
-    /// All of them.
+    /// All registrations.
     all: usize,
     /// Most at a time.
     at_once: usize,
-    /// Connections that were begun while one was under way.
+    /// Connections begun while a registration was under way.
     connects: usize,
 }
 
@@ -306,8 +307,8 @@ impl Registrations {
     }
 }
 
-/// Requests wait for the registrations of a reconnect: they are made at once, while the
-/// connections are.
+/// Requests wait for the registrations of a reconnect, so these run in parallel, and beside the
+/// connections.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_reconnect_registers_while_it_connects() {
@@ -327,7 +328,7 @@ fn a_reconnect_registers_while_it_connects() {
         assert_eq!(mounted.status().total.paths_lost, 2, "{epoch}");
         let found = Registrations::of(&cards.all_of(MOUNT)[before..]);
         println!("{}: {found:?}", lab.test());
-        // Two queues, both directions of each, and those of tries that failed.
+        // Two queues, both directions of each, and registrations of failed attempts.
         assert!(found.all >= 4, "{found:?}");
         assert!(found.at_once >= 2, "one after the other: {found:?}");
         assert!(found.connects >= 1, "no connection meanwhile: {found:?}");
@@ -344,9 +345,9 @@ fn ack_timeouts(cards: &Cards, program: &str) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn all_tries_of_a_card_end_within_detect() {
-    run("all_tries_of_a_card_end_within_detect", |lab| {
-        // 4.096 us times 2 to the 15th, times 4 and 7, is 3.8 s; one more is above 5 s.
+fn all_retries_of_a_card_end_within_detect() {
+    run("all_retries_of_a_card_end_within_detect", |lab| {
+        // 4.096 us times 2 to the 15th, times 4 and 7, is 3.8 s; 2 to the 16th gives 7.5 s.
         for (target_key, flag, expected) in [
             (None, ["--detect", "5s"], [15, 15]),
             (None, ["--detect", "12s"], [16, 16]),
@@ -363,8 +364,8 @@ fn all_tries_of_a_card_end_within_detect() {
             mounted.umount();
             drop(target);
             for (program, expected) in [TARGET, MOUNT].into_iter().zip(expected) {
-                // Of the queues. The first connection is the admin connection, and at the target
-                // it knows nothing of the mount.
+                // The timeouts of the queues. The first connection is the admin connection, made at
+                // the target before it knows the mount's `--detect`.
                 let all = &ack_timeouts(&cards, program)[1..];
                 assert!(!all.is_empty(), "{program} has connections");
                 assert!(all.iter().all(|one| *one == expected), "{program}, {flag:?}: {all:?}");
@@ -375,11 +376,11 @@ fn all_tries_of_a_card_end_within_detect() {
 }
 
 const DETECT: Duration = Duration::from_secs(4);
-/// What is allowed on top until the loss is reported.
+/// The time allowed on top until the loss is reported.
 const REPORT: Duration = Duration::from_millis(500);
 
-/// A card that completes nothing any more, neither data nor errors: heart-beats find it, and the
-/// volume is used by the other card.
+/// A card that completes nothing any more, neither data nor errors: heart-beats detect that, and
+/// the mount switches to the other card.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_card_that_completes_nothing_is_left_within_detect() {

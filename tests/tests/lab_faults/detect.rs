@@ -1,4 +1,4 @@
-//! A dead path is found in time.
+//! A dead path is detected in time.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,35 +8,35 @@ use rblk_tests::lab::{
 
 use super::{MIB, endless_fio, serve_file, wait_for_io};
 
-/// Longer than elsewhere: what a busy machine takes of each step is the same for any `--detect`,
-/// and must not be more than what a detection is late by that waits for one beat too many.
+/// Longer than in other tests. The delay by a busy machine does not depend on `--detect`, and must
+/// stay below the delay of a detection that waits for one beat too many.
 const DETECT: Duration = Duration::from_secs(8);
-/// What is allowed on top of `--detect` until a loss is reported.
+/// The time allowed on top of `--detect` until a loss is reported.
 const REPORT: Duration = Duration::from_millis(500);
-/// Cuts that may say nothing, because the machine gave the mount too little time meanwhile.
+/// Most cuts that prove nothing, because the machine gave the mount too little time.
 const SPOILT: usize = 8;
-/// What the mount may lose of its time in a cut that says something.
+/// The time that the mount may lose in a cut that still proves something.
 const LOST_MOST: Duration = Duration::from_secs(4);
 
-/// What came of a cut.
+/// The result of a cut.
 #[derive(Debug)]
 struct Cut {
-    /// How long after it the loss was reported; none when the path had been lost before.
+    /// The time from the cut to the report; none if the path had been lost before.
     took: Option<Duration>,
-    /// For how long of that the machine stood still.
+    /// How long the machine stood still in that time.
     stood: Duration,
-    /// For how long of that the mount's threads could have gone on, and others had the CPUs.
+    /// How long the mount's threads were ready in that time without a CPU.
     waited: Duration,
 }
 
 impl Cut {
-    /// At most that much of the time was not the mount's.
+    /// An upper bound of the time that the mount lost.
     fn lost(&self) -> Duration {
         self.stood + self.waited
     }
 
-    /// Whether it was reported too late for the time that the mount had. A thread that could go on
-    /// while the whole machine stood still is in both figures.
+    /// Whether the report was late, measured by the mount's own time. Both figures include the time
+    /// in which a ready thread had no CPU because the whole machine stood still.
     fn is_late(&self) -> bool {
         self.took.is_some_and(|took| took > DETECT + REPORT + self.stood.max(self.waited))
     }
@@ -76,8 +76,8 @@ fn detect_is_kept() {
             wait_for_io(&mounted, &meter);
             let cut = cut(&mounted, &far, &witness);
             println!("{}: {cut:.2?}", lab.test());
-            // A machine that is busy with others lengthens what is measured, and for long it ends
-            // paths itself: then a cut proves nothing, either way.
+            // A busy machine lengthens the measured time, and a long pause ends paths itself: then
+            // a cut proves nothing, either way.
             if cut.took.is_none() {
                 assert!(!witness.lost_since(&begun).is_zero(), "the path was lost before the cut");
             } else if cut.lost() < LOST_MOST {

@@ -1,5 +1,5 @@
-//! What `doctor` says of seeded faults: each is named by one new line and nothing else, and the
-//! command of that line mends it.
+//! The report of `doctor` on seeded faults: each fault adds exactly one line, and the command of
+//! that line mends it.
 //!
 //! The network faults happen to an interface of the test's own, with a Soft-RoCE device of its own.
 
@@ -19,10 +19,10 @@ const ADDRESS: &str = "10.99.0.1";
 /// A user without rights.
 const NOBODY: &str = "65534";
 
-/// A line that is no `ok`: verdict, subject, what was found; and the command.
+/// A line other than `ok`: verdict, subject, finding; and the command.
 type Line = ([String; 3], Option<String>);
 
-/// The interface of the test, as long as this lives.
+/// The interface of the test, while this lives.
 struct Net;
 
 impl Net {
@@ -39,13 +39,13 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         for words in [["rdma", "link", "del", DEVICE], ["ip", "link", "del", INTERFACE]] {
-            // A fault may have taken it already.
+            // A fault may have removed it already.
             let _ = Command::new(words[0]).args(&words[1..]).status();
         }
     }
 }
 
-/// The doctors, and what they said.
+/// The doctors, and their findings.
 struct Ward<'l> {
     lab: &'l Lab,
     rows: Vec<String>,
@@ -77,7 +77,7 @@ impl Ward<'_> {
         target
     }
 
-    /// Runs a line as a person would, with the programs in the path.
+    /// Runs a line as an administrator would, with the programs in the path.
     fn shell(&self, line: &str) {
         let path = std::env::var("PATH").unwrap_or_default();
         let path = format!("PATH={}:{path}", self.lab.programs().display());
@@ -164,7 +164,7 @@ fn doctor_names_each_seeded_fault_and_its_command_mends_it() {
     });
 }
 
-/// The way to the target.
+/// Faults on the way to the target.
 fn network(ward: &mut Ward<'_>) {
     let address = format!("rdma://{ADDRESS}");
     let proofs = ward.lab.proofs();
@@ -187,7 +187,7 @@ fn network(ward: &mut Ward<'_>) {
     );
 }
 
-/// RDMA devices that are gone, while no connection goes by them.
+/// RDMA devices that vanish while no connection uses them.
 fn devices(ward: &mut Ward<'_>) {
     let address = format!("rdma://{ADDRESS}");
     let proofs = ward.lab.proofs();
@@ -212,7 +212,7 @@ fn devices(ward: &mut Ward<'_>) {
     others.iter().for_each(|device| make(&device.name, &device.ports[0].interfaces[0]));
 }
 
-/// What the kernel and this process lack.
+/// Features that the kernel or this process lacks.
 fn host(ward: &mut Ward<'_>) {
     let address = format!("rdma://{ADDRESS}");
     let proofs = ward.lab.proofs();
@@ -264,7 +264,7 @@ fn keys(ward: &mut Ward<'_>, config: &Path) {
         &doctor,
         || _ = given.replace(other_key),
         |ward, fix| {
-            // At the target, whose key file has another name here.
+            // The command runs at the target, with its key file, which has another name here.
             let text = std::fs::read_to_string(config).expect("the configuration");
             let config = TargetConfig::parse(&text, config).expect("a configuration");
             let mut words = fix.split(' ').skip(1);
@@ -286,7 +286,7 @@ fn keys(ward: &mut Ward<'_>, config: &Path) {
     });
 }
 
-/// A mount whose process was killed.
+/// A mount with a killed process.
 fn dead_mount(ward: &mut Ward<'_>) {
     let lab = ward.lab;
     let address = format!("rdma://{ADDRESS}");
@@ -307,7 +307,7 @@ fn target_is_down(ward: &mut Ward<'_>, config: &Path) {
     let doctor = |ward: &Ward<'_>| ward.initiator(&address, &proofs);
     let stop = || drop(running.borrow_mut().take());
     ward.seed("target not running, at the initiator", &doctor, stop, |ward, fix| {
-        // There is no systemd here, so the doctor of the target is asked what to do.
+        // systemd does not run here, so the test asks the target's doctor for the command.
         assert!(fix.contains("systemctl start rblk-target || rblk-target doctor"), "{fix}");
         let there = look(ward.target(config));
         let line = there.iter().find(|line| line.0[1] == "target").expect("a line of the target");
@@ -324,7 +324,7 @@ fn target_is_down(ward: &mut Ward<'_>, config: &Path) {
     });
 }
 
-/// What a target that does not run lacks.
+/// Faults of a target that does not run.
 fn target_side(ward: &mut Ward<'_>) {
     let lab = ward.lab;
     let alone = TargetConfig {
@@ -344,7 +344,7 @@ fn target_side(ward: &mut Ward<'_>) {
     state_of_another_user(ward);
 }
 
-/// A state directory that the user of the target may not write to.
+/// A state directory that the target's user may not write to.
 fn state_of_another_user(ward: &mut Ward<'_>) {
     let lab = ward.lab;
     let home: PathBuf = lab.path("nobody");

@@ -1,4 +1,4 @@
-//! A target that is drained leaves nothing to be sent again.
+//! A drained target causes no repeated requests.
 
 use std::time::Instant;
 
@@ -12,8 +12,8 @@ fn drain_replays_nothing() {
     run("drain_replays_nothing", |lab| {
         let target_flags = serve_file(lab, 512 * MIB).flag("--drain-timeout", "20s");
         let mut target = Target::start(lab, &target_flags);
-        // A drain is announced, so nothing has to be detected; and what is on its way must be
-        // answered within the time that the mount waits for that, which is 2 s at most.
+        // A drain is announced, so no loss has to be detected. Requests under way must be answered
+        // within the mount's time limit for them, at most 2 s.
         let mount_flags = MountFlags::new(lab.rdma(), "v0").flag("--detect", "20s");
         let mounted = Mounted::new(lab, &mount_flags);
         let node = mounted.node();

@@ -1,5 +1,5 @@
-//! Faults below the engine of fio: a program with a volume of its own, without a block device, that
-//! checks every byte it wrote. Each fault is a stall.
+//! Faults below the engine of fio: a program with its own volume, without a block device, that
+//! verifies every byte. Each fault is a stall.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Hosts that stop and come back after somebody else took their volume: nothing they send is
-//! written.
+//! Hosts that stop and come back after another host took their volume: their later writes have no
+//! effect.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,15 +14,15 @@ use rblk_tests::lab::{
 use super::{MIB, PATIENCE, serve_file};
 
 const EBADE: i32 = 52;
-/// A write of everybody's.
+/// Bytes of every write.
 const LEN: usize = 16 << 10;
-/// What is written to, over and over.
+/// The number of places, written over and over.
 const PLACES: u64 = 64;
 
-/// Somebody who goes on writing, whatever he is told.
+/// A writer that continues after errors.
 struct Stubborn {
     stop: Arc<AtomicBool>,
-    // When each write began, and 0 or its errno.
+    // The start of each write, and 0 or its errno.
     ends: Arc<Mutex<Vec<(Instant, i32)>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -49,7 +49,7 @@ impl Stubborn {
         Self { stop, ends, thread: Some(thread) }
     }
 
-    /// How the writes ended that began after `since`: 0 or an errno each.
+    /// The results of the writes that began after `since`: 0 or an errno each.
     fn ends(&self, since: Instant) -> Vec<i32> {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.iter().filter(|(at, _)| *at >= since).map(|(_, errno)| *errno).collect()
@@ -77,7 +77,7 @@ fn content(number: u64) -> Vec<u8> {
     pattern(2 << 20 | number, LEN)
 }
 
-/// Fills all places with what B writes.
+/// Fills all places with the data of B.
 fn write_all(mounted: &Mounted<'_>) {
     let file = Aligned::open(mounted.device(), true, 0).expect("opening");
     for number in 0..PLACES {
@@ -86,7 +86,7 @@ fn write_all(mounted: &Mounted<'_>) {
     file.sync_all().expect("fsync");
 }
 
-/// All places have what B wrote.
+/// Checks that all places have the data of B.
 fn check_all(path: &Path) {
     let file = Aligned::open(path, false, 0).expect("opening");
     for number in 0..PLACES {
@@ -95,13 +95,13 @@ fn check_all(path: &Path) {
     }
 }
 
-/// The target ends the connections of a host that says nothing for 4 times `detect` and 2 s.
+/// The target ends the connections of a host that is silent for 4 times `detect` and 2 s.
 fn host(lab: &Lab, host: &'static str, detect: &str) -> MountFlags {
     MountFlags::new(lab.rdma(), "v0").name(host).host(host).flag("--detect", detect)
 }
 
-/// A wakes up. It is told, whatever it does, and goes in good order. A write from before may have
-/// been answered before, too, and A only learns that now.
+/// A wakes up and is fenced: every request of A fails, and A unmounts in good order. A write from
+/// before the fence may have been acknowledged then, and A only learns that now.
 fn wakes_up_fenced(target: &Target<'_>, a: Mounted<'_>, frozen: Frozen, writer: Stubborn) {
     let since = Instant::now();
     drop(frozen);
@@ -132,7 +132,7 @@ fn fence_a_stopped_host() {
             let begun = Instant::now();
             until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
             let frozen = a.freeze();
-            // Who has it is told; only whoever says so gets it.
+            // A refusal names the holder. Only `--take-over` gets the volume.
             let refused =
                 host(lab, "bob", "10s").try_mount(lab).fails_with(5, &["in use", "alice"]);
             println!("{}: B is told: {}", lab.test(), refused.trim());
@@ -148,7 +148,7 @@ fn fence_a_stopped_host() {
             wakes_up_fenced(&target, a, frozen, writer);
             check_all(b.device());
             check_all(&lab.path("v0.img"));
-            // The volume is B's, and B's alone: it is not fenced by its own return.
+            // B alone has the volume: its own return does not fence it.
             write_all(&b);
             b.umount();
         }
@@ -165,8 +165,7 @@ fn fence_after_the_lease() {
         let begun = Instant::now();
         until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
         let frozen = a.freeze();
-        // Nobody takes anything over: A is gone, as far as anybody can tell, and B mounts what is
-        // free.
+        // No take-over: A's lease has ended, so B mounts a free volume.
         let since = Instant::now();
         let bob = host(lab, "bob", "500ms");
         let b = until("A's lease to end", PATIENCE, || Mounted::try_new(lab, &bob).ok());

@@ -1,6 +1,6 @@
-//! Bits that flip between a real RDMA device and the programs: in commands and their data, in what
-//! RDMA READ and WRITE placed, in answers and trailers. With digests no read returns a wrong byte,
-//! and none is stored. Without digests both happen: so the flips are real.
+//! Bits that flip between a real RDMA device and the programs: in commands and their data, in data
+//! placed by RDMA READ and WRITE, in answers and trailers. With digests no read returns a wrong
+//! byte, and none is stored. Without digests both happen: so the flips are real.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,14 +21,14 @@ const BLOCKS: usize = 4096;
 const USERS: usize = 8;
 const EIO: i32 = 5;
 
-/// A flip in a command ends its connection, and one in an answer its path. One in data has the
-/// request sent again.
+/// A flip in a command ends its connection, and a flip in an answer its path. After a flip in data
+/// the request is sent again.
 const EVERYWHERE: FlipRates = [800, 5, 8, 800, 8, 40];
-/// Where nothing is checked, a flip in a command may do anything. Flips in data change data.
+/// Without digests a flip in a command may do anything. Flips in data change data.
 const IN_DATA: FlipRates = [0, 10, 10, 0, 10, 0];
 
-/// One block of the volume: the seeds of the patterns that it may have, of the last write that
-/// worked and of those that failed since. A write that failed may have stored a part of its blocks.
+/// One block of the volume: the seeds of its possible patterns, of the last successful write and of
+/// the writes that failed since. A failed write may have stored a part of its blocks.
 #[derive(Clone, Default)]
 struct Block {
     now: u64,
@@ -41,7 +41,7 @@ impl Block {
         found == content(self.now) || self.failed.iter().any(|seed| found == content(*seed))
     }
 
-    /// What is said of bytes that it may not hold.
+    /// Describes bytes that the block must not have.
     fn difference(&self, found: &[u8]) -> String {
         let expected = if self.now == 0 { vec![0; BLOCK] } else { pattern(self.now, BLOCK) };
         let differ = found.iter().zip(&expected).filter(|(found, expected)| found != expected);
@@ -52,13 +52,13 @@ impl Block {
     }
 }
 
-/// What users did and saw.
+/// The requests of users, and the wrong blocks.
 #[derive(Default, Debug)]
 struct Seen {
     reads: u64,
     writes: u64,
     failed: u64,
-    // Blocks that a read returned with what was never written there.
+    // Blocks of reads with bytes that were never written there.
     wrong: u64,
 }
 
@@ -133,7 +133,7 @@ impl User {
 }
 
 impl Seen {
-    /// A request whose data does not come through twice fails, and with no other error.
+    /// A request with two spoilt attempts fails, with this error only.
     fn fail(&mut self, error: &std::io::Error) {
         assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
         self.failed += 1;
@@ -147,20 +147,20 @@ impl Seen {
     }
 }
 
-/// What came of flips.
+/// The result of flips.
 struct Outcome {
     flips: u64,
     seen: Seen,
-    // Blocks of the file behind the volume that hold what was never written there.
+    // Blocks of the file behind the volume with bytes that were never written there.
     stored: u64,
     at_initiator: Counts,
     at_target: Counts,
 }
 
-/// Reads and writes until so many bits have flipped.
+/// Reads and writes until `goal` bits have flipped.
 fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> Outcome {
     let flips = Flips::new(lab, seed, rates);
-    // Threads that look for work before they sleep take the processors from the users here.
+    // No spinning: threads that spin take the CPUs from the users here.
     let serve = serve_file(lab, (BLOCKS * BLOCK) as u64)
         .flag("--spin", "0s")
         .environment(flips.environment());
@@ -168,7 +168,7 @@ fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> O
     let mount = MountFlags::new(lab.rdma(), "v0").flag("--digest", digest).flag("--spin", "0s");
     let mounted = Mounted::new(lab, &mount.environment(flips.environment()));
     let is_over = || flips.total() >= goal;
-    // None of them has the disk open when it is unmounted.
+    // The users close the disk before it is unmounted.
     let users: Vec<(usize, Vec<Block>, Seen)> = thread::scope(|scope| {
         let (device, is_over) = (mounted.device(), &is_over);
         let start = |part| scope.spawn(move || User::new(device, part).run(is_over));
@@ -206,7 +206,7 @@ fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> O
         println!("    {what}: {flips} flips in {deliveries} deliveries");
     }
     for ((what, rate), (deliveries, flips)) in DELIVERIES.iter().zip(rates).zip(counts) {
-        // So many that none would be a fault of the flips.
+        // With this many deliveries, no flip at all would be a fault of the library.
         assert!(rate == 0 || flips > 0 || deliveries < 10 * rate, "no flip in {what}");
     }
     Outcome { flips: flips.total(), seen, stored, at_initiator, at_target }
@@ -222,7 +222,7 @@ fn flips_are_found_at_every_layer() {
         let mismatches =
             [&found.at_initiator, &found.at_target].map(|counts| counts.get("digest_mismatches"));
         assert!(mismatches.iter().all(|&count| count > 0), "{mismatches:?}");
-        // A message or a range has two flips now and then, and a counter of a path ends with it.
+        // Some messages and ranges have two flips, and the counters of a path end with it.
         assert!(mismatches.iter().sum::<u64>() >= found.flips / 2, "{mismatches:?}");
         assert!(found.at_initiator.get("digest_retries") > 0);
     });

@@ -1,4 +1,4 @@
-//! A mount that waits for its target only so long (`--fail-after`).
+//! A mount that gives up on its target after a time limit (`--fail-after`).
 
 use std::fs::File;
 use std::rc::Rc;
@@ -13,14 +13,14 @@ use rblk_tests::lab::{
 use super::{DETECT, MIB, PATIENCE, SLACK, flags, serve_file};
 
 const FAIL_AFTER: Duration = Duration::from_secs(3);
-/// A refusal comes at once: far below the shortest of the times above.
+/// A refusal comes at once: in far less than any of the times above.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LEN: usize = 64 << 10;
-/// What is only read, and what is written.
+/// The place of reads, and the place of writes.
 const READ_AT: u64 = MIB;
 const WRITE_AT: u64 = 8 * MIB;
 
-/// How a request ended, and when.
+/// The result of a request, and its time.
 type Ended = (std::io::Result<()>, Instant);
 
 struct GivesUp<'l> {
@@ -30,7 +30,7 @@ struct GivesUp<'l> {
     mounted: Mounted<'l>,
     device: Arc<File>,
     witness: Rc<Witness>,
-    // What was written so often is what must be found.
+    // Selects the data of the last successful write.
     version: u64,
 }
 
@@ -50,13 +50,14 @@ impl<'l> GivesUp<'l> {
         begin(move || (Aligned::read_at(&device, LEN, READ_AT).map(drop), Instant::now()))
     }
 
-    /// A write of what is never to be found.
+    /// A write of data that must never be found.
     fn write(&self) -> Receiver<Ended> {
         let device = Arc::clone(&self.device);
         begin(move || (Aligned::write_at(&device, &pattern(0, LEN), WRITE_AT), Instant::now()))
     }
 
-    /// A read and a write end with EIO: how long after `since` the first and the last of them.
+    /// A read and a write end with EIO. Returns the times of the first and of the last one after
+    /// `since`.
     fn fail(&self, requests: [Receiver<Ended>; 2], since: Instant) -> (Duration, Duration) {
         let times = ["read", "write"].into_iter().zip(requests).map(|(what, request)| {
             let (result, ended) = request.recv_timeout(PATIENCE).unwrap_or_else(|error| {
@@ -70,8 +71,7 @@ impl<'l> GivesUp<'l> {
         (times[0].min(times[1]), times[0].max(times[1]))
     }
 
-    /// The target dies while requests are on their way, and does not come back. Then the disk fails
-    /// what it is asked.
+    /// The target dies while requests are under way, and stays away. Then the disk fails requests.
     fn lose_target(&mut self) -> Result<(), String> {
         let begun = self.witness.now();
         let target = self.target.take().expect("a target");
@@ -81,15 +81,15 @@ impl<'l> GivesUp<'l> {
         let requests = [self.read(), self.write()];
         until("requests to be on their way", DEADLINE, || {
             let status = self.mounted.status();
-            // Or the path is lost before they are: on a machine that stands still.
+            // If the machine stands still, the path may be lost first.
             (status.total.sends > before.sends || status.state != "connected").then_some(())
         });
         target.kill();
         drop(frozen);
-        // The loss is noticed when the target stands still, and not before.
+        // The mount notices the loss when the target stops, not earlier.
         let (first, last) = self.fail(requests, since);
         let lost = self.witness.lost_since(&begun);
-        // Requests fail at once, again and again.
+        // Every later request fails at once.
         let begun = self.witness.now();
         let mut refused = Duration::ZERO;
         for _ in 0..5 {
@@ -106,8 +106,7 @@ impl<'l> GivesUp<'l> {
         let status = self.mounted.status();
         assert_ne!(status.state, "connected");
         assert!(status.total.errors - before.errors >= 12, "they are counted: {status:?}");
-        // Too soon it is on a machine that stood still, too, should that have ended the path
-        // before.
+        // The limit holds even if the machine stood still and the path ended earlier.
         if first < FAIL_AFTER || last > DETECT + FAIL_AFTER + SLACK + lost {
             return Err(format!("requests failed after {first:?} and {last:?}"));
         }
@@ -117,7 +116,7 @@ impl<'l> GivesUp<'l> {
         Ok(())
     }
 
-    /// The target is back, and with it the disk, with everything but what failed.
+    /// The target comes back, and the disk works again. Failed writes left nothing.
     fn come_back(&mut self) {
         let replayed = self.mounted.status().total.replayed;
         self.target = Some(Target::start(self.lab, &self.target_flags));

@@ -1,5 +1,5 @@
-//! Disks that are in use when somebody wants to take them away, and what of them is kept; mounts
-//! whose notes are gone; what the process of a mount inherits and how it is protected.
+//! Disks in use during an unmount, and the data that is kept; mounts with lost notes; descriptors
+//! and protection of a mount's process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use rblk_tests::lab::{
 
 use super::{MIB, sh};
 
-/// Time for a shell of a test to do what it is there for.
+/// Time for a shell of a test to do its work.
 const SHELL: Duration = Duration::from_secs(30);
 
 fn serve(lab: &Lab) -> TargetFlags {
@@ -24,7 +24,7 @@ fn mount(lab: &Lab) -> Mounted<'_> {
     Mounted::new(lab, &MountFlags::new(lab.tcp(), "v0"))
 }
 
-/// A shell that does something with the disk, says so by a file, and waits until it is dropped.
+/// A shell that uses the disk, makes a file when it is ready, and waits until it is dropped.
 fn user_of(lab: &Lab, script: &str) -> Running {
     let ready = lab.path("ready");
     let _ = fs::remove_file(&ready);
@@ -39,7 +39,7 @@ fn list(lab: &Lab) -> String {
     format!("{}{}", finished.stdout, finished.stderr)
 }
 
-/// `umount` refuses and names the user, `list` shows it, and the disk is still there.
+/// `umount` refuses and names the user, `list` shows it, and the disk stays.
 #[track_caller]
 fn stays(lab: &Lab, mounted: &Mounted<'_>, refusal: &[&str], shown: &str) {
     for what in ["v0".to_owned(), mounted.dev()] {
@@ -81,7 +81,7 @@ fn a_disk_in_use_stays() {
         let dir = lab.path("mnt");
         fs::create_dir_all(&dir).expect("a directory");
         let at = dir.display();
-        // The mount is in no namespace but that of this shell.
+        // Only this shell's namespace has the mount.
         let hidden = start(&[
             "unshare",
             "--mount",
@@ -101,8 +101,7 @@ fn a_disk_in_use_stays() {
     });
 }
 
-/// What was written to a file system, and is in its memory alone, is in the volume when its disk
-/// goes.
+/// Data that only the memory of a file system has reaches the volume before its disk goes.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_file_system_is_synced_before_its_disk_goes() {
@@ -179,7 +178,7 @@ fn a_file_system_on_a_mapped_device_is_unmounted_and_synced() {
     });
 }
 
-/// Writes a file, and takes the disk away before the file system has written it.
+/// Writes a file, and unmounts the disk before the file system has written it back.
 fn end_under(lab: &Lab, mounted: Mounted<'_>, dir: &Path, round: u32, by_force: bool) {
     fs::write(dir.join(format!("f{round}")), "precious").expect("a file");
     if by_force {
@@ -194,7 +193,7 @@ fn end_under(lab: &Lab, mounted: Mounted<'_>, dir: &Path, round: u32, by_force: 
     });
     let said = fs::read_to_string(&log).unwrap_or_default();
     println!("{}: {}", lab.test(), said.lines().last().unwrap_or_default());
-    // A process that recovered has none of the host's mounts in its namespace.
+    // After a recovery the process has none of the host's mounts in its namespace.
     assert!(said.contains("ended while in use: ext4"), "round {round}: {said}");
     mounted.forget();
 }
@@ -233,7 +232,7 @@ fn a_mount_without_its_note_can_be_seen_and_ended() {
     });
 }
 
-/// Two mounts of one host. The second takes the volume over.
+/// Two mounts on one host. The second takes the volume over.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_fenced_disk_below_a_file_system_stays() {
@@ -260,11 +259,11 @@ fn a_fenced_disk_below_a_file_system_stays() {
     });
 }
 
-/// A script holds a lock, and mounts. The lock is free after the script.
+/// A script holds a lock, and mounts. The lock must be free after the script.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn a_process_of_a_mount_keeps_nothing_that_was_lent_and_is_protected() {
-    run("a_process_of_a_mount_keeps_nothing_that_was_lent_and_is_protected", |lab| {
+fn a_process_of_a_mount_keeps_no_descriptor_of_its_script_and_is_protected() {
+    run("a_process_of_a_mount_keeps_no_descriptor_of_its_script_and_is_protected", |lab| {
         let _target = Target::start(lab, &serve(lab));
         let lent = lab.path("lock");
         let keep = |words: &str| {

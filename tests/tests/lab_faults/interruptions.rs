@@ -1,5 +1,5 @@
-//! Faults of every kind, one after the other, below a fio that checks everything and below a file
-//! system. Each is a stall that ends when its cause does.
+//! Faults of every kind, one after the other, below a verifying fio and below a file system. Each
+//! is a stall that ends with its cause.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use rblk_tests::lab::{
 use super::writer::{Writer, check};
 use super::{DETECT, MIB, SLACK, endless_fio, flags, serve_file, sh, wait_for_io};
 
-/// One life of a device, with everything that can be interrupted.
+/// A device, with all programs and links below it that can be interrupted.
 struct Life<'l> {
     lab: &'l Lab,
     far: Option<&'l FarHost>,
@@ -21,7 +21,7 @@ struct Life<'l> {
     mounted: Mounted<'l>,
     meter: StallMeter,
     witness: Rc<Witness>,
-    /// Targets that died while a request was on its way.
+    /// Targets that died while a request was under way.
     died_interrupted: usize,
     /// Initiators that died.
     crashes: usize,
@@ -51,8 +51,8 @@ impl<'l> Life<'l> {
         }
     }
 
-    /// Does something that interrupts I/O, and returns when it is repaired: the stall ends soon
-    /// after. Does it again where a machine that stood still may be why it did not.
+    /// Interrupts I/O by `cause`, which returns after the repair. The stall must end soon after.
+    /// After a failure for which the machine may be the reason, tries again.
     fn interrupt(&mut self, what: &str, mut cause: impl FnMut(&mut Self)) {
         let witness = Rc::clone(&self.witness);
         witness.judge(&format!("{}: {what}", self.lab.test()), || {
@@ -84,12 +84,12 @@ impl<'l> Life<'l> {
     fn restart_target(&mut self) {
         self.interrupt("the target was dead", |life| {
             let target = life.target.take().expect("a target");
-            // At this rate most moments have no request on its way: it dies when one is.
+            // At this rate most moments have no request under way, so the test waits for one.
             let frozen = target.freeze();
             let sent = life.mounted.status().total.sends;
             let interrupted = until("a request to be sent", DEADLINE, || {
                 let status = life.mounted.status();
-                // Or the path is lost before one is: on a machine that stands still.
+                // If the machine stands still, the path may be lost first.
                 (status.total.sends > sent || status.state != "connected")
                     .then_some(status.total.sends > sent)
             });
@@ -134,8 +134,8 @@ fn link_cut() {
         let far = FarHost::new(lab);
         let mut life = Life::new(lab, Some(&far), 1024 * MIB);
         let fio = life.fio();
-        // Shorter than the detection, a little longer, and long enough for the pauses between tries
-        // to grow.
+        // Shorter than the detection, a little longer, and long enough for the pauses between
+        // attempts to grow.
         let times = [1000, 3000, 6000].map(Duration::from_millis);
         for time in times.into_iter().cycle().take(lab.times(3, 25)) {
             life.cut(time);
@@ -179,7 +179,7 @@ fn initiator_kill_recover() {
             life.crash_initiator();
         }
         assert_eq!(life.mounted.status().recovered as usize, life.crashes);
-        // As a service that was killed comes back.
+        // A service restarts like this after a kill.
         let again = flags(lab.rdma());
         life.interrupt("the service was dead", |life| {
             life.mounted.kill_daemon();
@@ -213,7 +213,7 @@ fn ext4_sees_nothing() {
         fs.umount();
         sh(&["fsck.ext4", "-fn", &device]);
         life.mounted.umount();
-        // What was read back may have come from the page cache; a new device has none.
+        // The page cache may have served these reads; a new device has no page cache.
         life.mounted = Mounted::new(lab, &flags(format!("rdma://{}", far.host())));
         let fs = FileSystem::mount("ext4", &life.mounted.dev(), &dir, &["-o", "ro"]);
         check(&dir, files);

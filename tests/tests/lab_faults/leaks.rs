@@ -13,7 +13,7 @@ use super::{KIB, MIB, PATIENCE, serve_file};
 /// A huge page or two more is no leak; the memory of one connection per cycle would be.
 const GROWTH_KIB: u64 = 8 << 10;
 
-/// Compares what a process held before and holds now. Threads of a pool may take a while to go.
+/// Compares the resources of a process with those before. Threads of a pool may end a little later.
 fn is_flat(who: &str, pid: u32, before: &Usage, cycles: usize) {
     until(&format!("the {who} to hold what it held before {cycles} cycles"), DEADLINE, || {
         let now = Usage::of(pid);
@@ -23,7 +23,7 @@ fn is_flat(who: &str, pid: u32, before: &Usage, cycles: usize) {
     assert!(grown < GROWTH_KIB, "the {who} grew by {grown} KiB in {cycles} cycles");
 }
 
-/// What a path had is given back by others than who connects the next.
+/// The objects of an old path are freed in the background, perhaps after the next connection.
 fn no_objects_left(before: &BTreeMap<String, u64>) {
     until("the RDMA core to have no more objects than before", DEADLINE, || {
         let was = |name| before.get(name).copied().unwrap_or(0);
@@ -31,8 +31,8 @@ fn no_objects_left(before: &BTreeMap<String, u64>) {
     });
 }
 
-/// What is held as soon as that does not change any more and `whole` holds: nothing of what went on
-/// before is still being given back, or had anew.
+/// The resources once they are stable and `whole` holds: earlier work neither frees nor takes any
+/// more.
 fn settled(pids: &[u32], whole: impl Fn() -> bool) -> (Vec<Usage>, BTreeMap<String, u64>) {
     let look = || {
         let usages: Vec<_> = pids.iter().map(|pid| Usage::of(*pid)).collect();
@@ -69,7 +69,7 @@ fn mount_cycles_leak_nothing() {
                 target.status().sessions.is_empty().then_some(())
             });
         };
-        // The first ones register with the device and fill pools.
+        // The first cycles register with the device and fill pools.
         (0..2).for_each(|_| cycle());
         let before = settled(&[target.pid()], || target.status().sessions.is_empty());
         let cycles = lab.times(20, 2000);
@@ -104,10 +104,10 @@ fn reconnects_leak_nothing() {
             let status = target.status();
             status.sessions.len() == 1 && status.sessions[0].connections == 5
         };
-        // Each cuts the cable that is in use, so that the other one is taken.
+        // Each cycle cuts the cable in use, so that the mount switches to the other one.
         let cycle = |number: usize| {
-            // A machine that stands still for longer than `--detect` loses paths, too, whenever
-            // that is.
+            // A machine that stands still for longer than `--detect` may also lose paths, at any
+            // time.
             let connected = || mounted.look().filter(|status| status.state == "connected");
             let status = until("the mount to be connected", DEADLINE, connected);
             let in_use = far.hosts().iter().position(|host| status.address.contains(host));

@@ -2,10 +2,9 @@
 //! with the real programs on a real kernel. Users of the device see a stall, never an error, a
 //! lost or a stale block.
 //!
-//! Run like `lab/`. `RBLK_LONG=1` does each fault more often. Bounds on times are those that the
-//! documentation promises, and times are measured from outside the programs. For how long the
-//! machine itself stood still is no part of them, and what that spoilt is done again, a few times
-//! at most.
+//! Run like `lab/`. `RBLK_LONG=1` repeats each fault more often. Bounds on times are those of the
+//! documentation, measured from outside the programs. Pauses of the machine itself are subtracted,
+//! and a window that a pause spoilt is repeated a few times at most.
 
 #![forbid(unsafe_code)]
 
@@ -36,11 +35,11 @@ use rblk_tests::lab::{Fio, Lab, MountFlags, Mounted, StallMeter, TargetFlags, st
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The one knob, as the tests set it.
+/// The `--detect` of these tests.
 const DETECT: Duration = Duration::from_secs(2);
 /// A stall may last this much longer than the fault and its detection.
 const SLACK: Duration = Duration::from_secs(2);
-/// For whatever waits for a stall to end.
+/// Time for a stall to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command of the host that must work.
@@ -53,12 +52,12 @@ fn serve_file(lab: &Lab, bytes: u64) -> TargetFlags {
     TargetFlags::default().file("v0", &lab.image("v0.img", bytes))
 }
 
-/// A mount of `v0` that notices in time.
+/// A mount of `v0` that detects a loss in time.
 fn flags(address: String) -> MountFlags {
     MountFlags::new(address, "v0").flag("--detect", "2s")
 }
 
-/// fio that goes on until it is told to stop, and checks what it writes while it writes.
+/// fio that writes and verifies until it is told to stop.
 fn endless_fio(mounted: &Mounted<'_>) -> Fio {
     checking_fio(mounted)
         .with("bsrange", "4k-128k")
@@ -66,8 +65,7 @@ fn endless_fio(mounted: &Mounted<'_>) -> Fio {
         .with("verify_backlog", 32)
 }
 
-/// The same with small requests at a steady rate, 5 ms apart: a longer time without an answer is
-/// not of fio.
+/// fio with small requests at a steady rate, 5 ms apart: a longer pause has another cause than fio.
 fn steady_fio(mounted: &Mounted<'_>) -> Fio {
     checking_fio(mounted).with("bs", "4k").with("rate_iops", "100,100").with("verify_backlog", 1)
 }
@@ -81,7 +79,7 @@ fn checking_fio(mounted: &Mounted<'_>) -> Fio {
         .with("verify_state_save", 0)
 }
 
-/// Waits until requests are answered, and go on being answered.
+/// Waits until requests are answered continually.
 fn wait_for_io(mounted: &Mounted<'_>, meter: &StallMeter) {
     let lively = Duration::from_millis(300);
     let begun = Instant::now();

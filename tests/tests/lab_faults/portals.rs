@@ -1,4 +1,4 @@
-//! Several addresses of one target: over to another one, and back.
+//! Several addresses of one target: the mount switches to another one, and back.
 
 use std::time::Duration;
 
@@ -33,7 +33,8 @@ fn fail_over_and_back() {
                 let (over, slow_over) = (meter.longest(), witness.lost_since(&begun));
                 let begun = witness.now();
                 let replayed = mounted.status().total.replayed;
-                // Back when it is there again, and not before; nothing is lost on the way.
+                // The mount goes back when the cable is whole, and not before; no request is lost
+                // on the way.
                 for _ in 0..20 {
                     std::thread::sleep(Duration::from_millis(100));
                     assert!(uses(&one).is_none(), "it went back to a cable that is cut");
@@ -63,7 +64,7 @@ fn fail_over_and_back() {
                 }
             });
         }
-        // The one that is not used may go.
+        // The unused cable may be cut.
         witness.judge(&format!("{}: the other cable is cut", lab.test()), || {
             until("the first address to be used", PATIENCE, || uses(&one));
             wait_for_io(&mounted, &meter);

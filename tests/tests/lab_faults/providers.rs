@@ -34,10 +34,11 @@ fn verify_under_kills(lab: &Lab, plan: &str) {
     mounted.umount();
 }
 
-/// What the head of `cards.c` says of each maker; irdma's accept is shorter.
+/// The profiles of the makers, from the head of `cards.c`; irdma's accept is shorter.
 pub(crate) const PROFILES: [(&str, &str); 4] = [
     ("mlx5", "round late=1000 shuffle"),
-    // The driver of the card waits in accept, up to 12 s; here it is a part of `connect_timeout`.
+    // The driver of the real card waits in accept for up to 12 s; here the wait fits
+    // `connect_timeout`.
     ("irdma", "inline=101 slow-accept=300"),
     ("bnxt", "late=1000 shuffle slow-modify=1"),
     ("cxgb4", "max-sges=4 read-sges=1 max-cqe=32767"),
@@ -62,7 +63,7 @@ verified_io! {
     verified_io_on_devices_like_cxgb4: 3,
 }
 
-/// What the fabric promises, on devices like those of each maker: the whole suite of the fabric.
+/// The whole conformance suite of the fabric, on devices like those of each maker.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn conformance_of_devices_like_cards() {
@@ -80,7 +81,7 @@ fn conformance_of_devices_like_cards() {
             let output = start(&words).finish(4 * DEADLINE).ok();
             let took = begun.elapsed();
             assert!(output.contains("test result: ok. 2 passed"), "{maker}: {output}");
-            // The library was there.
+            // The library was preloaded.
             let program = suite.rsplit('/').next().unwrap_or_default();
             assert!(!cards.asked(program, "by").is_empty(), "{maker}: no call was seen");
             println!("{maker}: 2 passed in {took:.2?}");
@@ -88,12 +89,12 @@ fn conformance_of_devices_like_cards() {
     });
 }
 
-/// Events of a device that end nothing: of its port, its addresses and its subnet.
+/// Events of a device that break nothing: of its port, its addresses and its subnet.
 const HARMLESS: &str = "9 10 11 12 13 17 18";
-/// Events that break a CQ, or all.
+/// Events that break one CQ, or all.
 const BREAK: [(&str, &str); 2] = [("0", "the CQ of CQ_ERR to be given up"), ("8", "DEVICE_FATAL")];
 
-/// The device that changes, and the mount by it.
+/// The device with the faults, and the mount that uses it.
 struct Shaken<'a> {
     lab: &'a Lab,
     mounted: &'a Mounted<'a>,
@@ -106,7 +107,7 @@ impl Shaken<'_> {
         self.mounted.counts().get("paths_lost")
     }
 
-    /// The mount loses its path by this, and goes on after `mend`.
+    /// The mount loses its path by the fault, and continues after `mend`.
     fn loses_its_path(&self, what: &str, by: impl FnOnce(), mend: impl FnOnce()) {
         let before = self.paths_lost();
         by();
@@ -115,7 +116,7 @@ impl Shaken<'_> {
         wait_for_io(self.mounted, self.meter);
     }
 
-    /// It tells of what ends nothing, and of what ends CQs.
+    /// Sends the harmless events, then those that break CQs.
     fn tells(&self, file: &Path) {
         let told = || self.cards.asked(TARGET, "event").len();
         let tell = |events: &str| {
@@ -133,7 +134,7 @@ impl Shaken<'_> {
         }
     }
 
-    /// No CQ of it can be polled.
+    /// Polling any CQ of the device fails.
     fn breaks_down(&self, file: &Path) {
         let fail = || std::fs::write(file, "").expect("a file");
         let mend = || std::fs::remove_file(file).expect("the file");
@@ -159,8 +160,9 @@ impl Shaken<'_> {
     }
 }
 
-/// One of two devices tells of errors, breaks down, loses its address, and is removed: mounts by
-/// the other do not notice, and its own go on when it is back. No program is started again.
+/// One of two devices reports errors, breaks down, loses its address, and is removed. Mounts by the
+/// other device do not notice, and its own mounts continue when it is back. No program is started
+/// again.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn one_of_two_devices_fails_and_comes_back() {

@@ -49,8 +49,7 @@ fn upgrade_under_fio() {
         for round in 0..lab.times(3, 25) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 wait_for_io(&mounted, &meter);
-                // Another file each time, so that what runs afterwards tells that it is the new
-                // one.
+                // A new file each time, so that the test can tell which program runs afterwards.
                 copies += 1;
                 let dir = lab.path(&format!("new{copies}"));
                 std::fs::create_dir_all(&dir).expect("a directory");
@@ -65,7 +64,7 @@ fn upgrade_under_fio() {
                     "{}: {round}: the command took {took:.2?}; no answer for {stall:.2?}",
                     lab.test()
                 );
-                // By what it is: the path is one in a mount namespace that is gone.
+                // Compares the inodes: the path belongs to a mount namespace that is gone.
                 let file = |path: &Path| {
                     let found = std::fs::metadata(path).expect("a program");
                     (found.dev(), found.ino())
@@ -78,7 +77,7 @@ fn upgrade_under_fio() {
                 Ok(())
             });
         }
-        // A program that does not work changes nothing.
+        // A program that does not start changes nothing.
         let pid = mounted.pid();
         let said = lab.initiator(&["upgrade", "v0", "--program", "/bin/false"], DEADLINE);
         assert_ne!(said.code(), 0, "{said}");
@@ -90,7 +89,7 @@ fn upgrade_under_fio() {
     });
 }
 
-/// A write-back volume that is mounted, with an acknowledged write that no flush covered.
+/// A mounted write-back volume, with an acknowledged write that no flush covered.
 struct Unflushed<'l> {
     lab: &'l Lab,
     target_flags: TargetFlags,
@@ -148,7 +147,7 @@ impl<'l> Unflushed<'l> {
         assert!(found == self.data, "fsync did not bring it to the store");
     }
 
-    /// The next flush says that something may be lost, and only that one.
+    /// The next flush reports the loss, and no later flush does.
     fn is_told(&self) {
         let error = self.device.sync_all().expect_err("the loss must be told");
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
@@ -156,7 +155,7 @@ impl<'l> Unflushed<'l> {
         self.is_whole();
     }
 
-    /// Every flush says so, also one through the next process.
+    /// Every flush reports the loss, also a flush by the next process.
     fn is_told_for_good(&mut self) {
         for _ in 0..2 {
             for _ in 0..3 {
@@ -185,7 +184,7 @@ fn unflushed_writes_outlive_the_initiator() {
         life.restart_initiator();
         life.mounted.wait_connected();
         life.is_whole();
-        // What that flush covered is no doubt any more.
+        // That flush covered the write, so no doubt remains.
         life.kill_target();
         life.start_target();
         life.is_whole();
@@ -195,10 +194,10 @@ fn unflushed_writes_outlive_the_initiator() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn both_ends_killed_is_told() {
-    run("both_ends_killed_is_told", |lab| {
+fn a_kill_of_both_ends_is_reported_as_a_loss() {
+    run("a_kill_of_both_ends_is_reported_as_a_loss", |lab| {
         for retain in [false, true] {
-            // The initiator comes back first: its target need not be there.
+            // The initiator comes back first, without its target.
             let mut life = Unflushed::new(lab, retain, OnLoss::Once);
             life.kill_target();
             life.restart_initiator();
@@ -206,8 +205,8 @@ fn both_ends_killed_is_told() {
             life.start_target();
             life.is_told();
             life.end();
-            // It comes back, and then the target dies: what the first process knew is still not
-            // known.
+            // The initiator comes back, and then the target dies: the first process's knowledge is
+            // still lost.
             let mut life = Unflushed::new(lab, retain, OnLoss::UntilRemount);
             life.restart_initiator();
             life.mounted.wait_connected();
@@ -237,7 +236,7 @@ fn dead_mounts_are_seen_and_given_up() {
         // The device is in use, so only force removes it.
         let said = lab.initiator(&["umount", "v0"], 2 * PATIENCE).fails_with(1, &["recover"]);
         println!("{}: {}", lab.test(), said.trim());
-        // Another volume under that name would be a surprise.
+        // Another volume must not get that name.
         let other = MountFlags::new(lab.rdma(), "v1").name("v0").try_mount(lab);
         println!("{}: {}", lab.test(), other.fails_with(4, &["v0"]).trim());
         assert!(fio.is_running(), "fio saw an error");

@@ -1,5 +1,5 @@
-//! Direct I/O with memory that programs share with the mount: nobody on this host copies its data,
-//! also when the target dies and when the mount's process does.
+//! Direct I/O with memory that programs share with the mount: no program on this host copies the
+//! data, even after a death of the target or of the mount's process.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ impl Memory {
         self.directory.join("fio")
     }
 
-    /// Puts another file in the place of the present one.
+    /// Replaces the file by a new one.
     fn make(&self) {
         let _ = std::fs::remove_file(self.file());
         let made = File::create(self.file()).and_then(|file| file.set_len(MEMORY));
@@ -45,7 +45,7 @@ impl Drop for Memory {
     }
 }
 
-/// fio whose buffers are in the file.
+/// fio with its buffers in the file.
 fn fio(mounted: &Mounted<'_>, memory: &Path) -> Fio {
     Fio::new(mounted.device(), "randwrite")
         .with("bsrange", "4k-128k")
@@ -56,7 +56,7 @@ fn fio(mounted: &Mounted<'_>, memory: &Path) -> Fio {
         .with("verify_state_save", 0)
 }
 
-/// Bytes that fio moved, and those of them that were in shared memory.
+/// Bytes that fio moved, and the part of them in shared memory.
 fn moved(mounted: &Mounted<'_>, run: impl FnOnce()) -> (u64, u64) {
     let before = mounted.counts();
     run();
@@ -78,7 +78,7 @@ fn shared_memory_is_not_copied() {
         let mut mounted = Mounted::new(lab, &flags);
 
         let once = || {
-            // fio removes the file at its end: this name of it is fio's.
+            // fio removes the file at its end, so it gets its own name of it.
             let name = memory.directory.join("name");
             std::fs::hard_link(&file, &name).expect("a name");
             let _ = fio(&mounted, &name).with("size", 32 * MIB).start().finish(DEADLINE).ok();
@@ -88,7 +88,7 @@ fn shared_memory_is_not_copied() {
         println!("{}: {shared} of {bytes} bytes in shared memory", lab.test());
         assert!(bytes >= 64 * MIB && shared == bytes, "{shared} of {bytes}");
 
-        // Other memory goes the other way.
+        // Other memory is copied.
         let (bytes, shared) = moved(&mounted, || {
             let job = Fio::new(mounted.device(), "randread").with("bs", "4k").with("size", MIB);
             let _ = job.start().finish(DEADLINE).ok();
@@ -117,7 +117,7 @@ fn shared_memory_is_not_copied() {
         let _ = endless.stop(DEADLINE).ok();
         drop(meter);
 
-        // Another file in the place of that one is not what the driver knows.
+        // The driver does not know a new file under the old name.
         mounted.kill_daemon();
         memory.make();
         mounted.recover();

@@ -1,5 +1,4 @@
-//! A write that the store held on to while its path died never lands on top of what was written
-//! after it.
+//! A write that the store held while its path died never overwrites a later write.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,11 +11,11 @@ use rblk_tests::lab::{
 
 use super::MIB;
 
-/// A disk with two ways to it: requests that took the first can be held, while others take the
-/// second.
+/// A disk with two ways to it: requests on the first way can be held, while others take the second
+/// way.
 struct TwoWays {
     disk: LoopDisk,
-    // In the order in which they must go.
+    // In the order of their removal.
     both: Mapped,
     first: Mapped,
 }
@@ -27,7 +26,7 @@ impl TwoWays {
         let (sectors, under) = (disk.sectors(), disk.device().display());
         let first =
             Mapped::new(lab, &format!("{name}-a"), &format!("0 {sectors} linear {under} 0"));
-        // Bios as they come, no handler, two groups of one path each; the first group is used.
+        // Bio-based, no handler, two groups of one path each; the first group is used.
         let path = |device: &Path| format!("round-robin 0 1 0 {}", device.display());
         let (way, other) = (path(&first.device()), path(disk.device()));
         let table = format!("0 {sectors} multipath 2 queue_mode bio 0 2 1 {way} {other}");
@@ -35,17 +34,17 @@ impl TwoWays {
         Self { disk, both, first }
     }
 
-    /// From now on requests are held.
+    /// Holds requests.
     fn hold(&self) {
         self.first.suspend();
     }
 
-    /// From now on requests take the other way; what is held stays so.
+    /// Sends requests the other way; held requests stay held.
     fn turn(&self) {
         self.both.message(&format!("fail_path {}", self.first.numbers()));
     }
 
-    /// Lets go of what is held, and has requests take the first way again.
+    /// Releases the held requests, and sends later ones the first way again.
     fn release(&self) {
         self.first.resume();
         until("what was held to land", DEADLINE, || (self.both.in_flight() == 0).then_some(()));
@@ -54,7 +53,7 @@ impl TwoWays {
     }
 }
 
-/// What the store itself has.
+/// The bytes in the store itself.
 fn stored(ways: &TwoWays, len: usize, offset: u64) -> Vec<u8> {
     let disk = Aligned::open(ways.disk.device(), false, 0).expect("opening the disk");
     Aligned::read_at(&disk, len, offset).expect("reading the disk")
@@ -73,7 +72,7 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
     let mounted = Mounted::new(lab, &flags.flag("--failback", "0s"));
     let file = Aligned::open(mounted.device(), true, 0).expect("opening");
     for round in 0..rounds {
-        // In the command, and fetched by the target.
+        // In-capsule data, and data fetched by the target.
         let len = [4 << 10, 64 << 10][round % 2];
         let offset = (round as u64 % 16) * MIB;
         let [w0, w1, w2] = [0, 1, 2].map(|n| pattern(3 * round as u64 + n + 1, len));
@@ -88,14 +87,16 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
             });
             until("W1 to be held", DEADLINE, || (ways.both.in_flight() > 0).then_some(()));
             ways.turn();
-            // Only now: with W1 on its way no other path is taken before its old copy has landed.
+            // The cut comes only now: with W1 under way, the mount takes no other path before the
+            // old copy has landed.
             let in_use = mounted.status().address;
             let cable = far.hosts().iter().position(|host| in_use.contains(host)).expect("a cable");
             let cut = far.cut_cable(cable);
             until("the loss of the path", DEADLINE, || {
                 mounted.look().filter(|status| status.state != "connected")
             });
-            // Whoever does not wait for the old write has all the time to send the new ones.
+            // An initiator that did not wait for the old write would have enough time to send the
+            // new ones.
             std::thread::sleep(Duration::from_millis(800 + 100 * (round as u64 % 20)));
             let released = Instant::now();
             let held = ways.both.in_flight();

@@ -1,4 +1,4 @@
-//! Hosts that connect and leave by the thousand, at a card whose verbs take milliseconds.
+//! Hosts that connect and leave by the thousand, with a card whose verbs take milliseconds.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,15 +14,15 @@ use super::providers::PROFILES;
 use super::{MIB, flags, serve_file, steady_fio, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
-/// A card like those of mlx5, and what takes 2 ms.
+/// A card like mlx5, with verbs that take 2 ms.
 const SLOW: &str =
     "round late=1000 shuffle slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
-/// Hosts that connect at once: fewer than the strangers that one address may have, because a place
-/// becomes free only when the QP of the one before is destroyed.
+/// Hosts that connect at once: fewer than one address may have strangers, because a place becomes
+/// free only when the old QP is destroyed.
 const AT_ONCE: usize = 12;
 
-/// Connects and leaves, `count` times in all. Returns how long the slowest host took for both, and
-/// how often there was no place for a host.
+/// Connects and leaves, `count` times in all. Returns the slowest host's time for both, and the
+/// number of refusals for want of a place.
 fn storm(address: &Address, count: usize) -> (Duration, usize) {
     let refused = AtomicUsize::new(0);
     let left = AtomicUsize::new(count);
@@ -39,8 +39,8 @@ fn storm(address: &Address, count: usize) -> (Duration, usize) {
         slowest
     };
     let hosts = || {
-        // Strangers would have CPUs of their own. Here they get what the ends leave: threads have
-        // the priority of the one that starts them.
+        // Real strangers would have their own CPUs. Here they get the CPUs that the ends leave: a
+        // thread inherits the priority of its parent.
         let thread = nix::unistd::gettid().to_string();
         let _ = start(&["renice", "-n", "19", "-p", &thread]).finish(DEADLINE).ok();
         std::thread::scope(|scope| {
@@ -52,10 +52,10 @@ fn storm(address: &Address, count: usize) -> (Duration, usize) {
     (slowest, refused.into_inner())
 }
 
-/// A storm on devices of that plan, beside a host that works.
+/// A storm on devices with that plan, beside a working host.
 fn beside_a_host(lab: &Lab, plan: &str, count: usize) {
     let cards = Cards::new(lab, plan);
-    // Room for as long as the storm takes.
+    // Enough room for the whole storm.
     let serves = serve_file(lab, 256 * MIB).environment(cards.environment());
     let target = Target::start(lab, &serves);
     let mounted = Mounted::new(lab, &flags(lab.rdma()));
@@ -102,8 +102,8 @@ fn storms_on_devices_like_cards() {
     });
 }
 
-/// Every connection was accepted and ended, and no verb of that kept a thread that serves data, or
-/// the one that answers all hosts.
+/// Checks that every connection was accepted and ended, and that these verbs blocked neither a
+/// thread that serves data nor the one that answers all hosts.
 fn judge(calls: &[String], count: usize) {
     let mut by = BTreeMap::<&str, usize>::new();
     calls.iter().for_each(|call| *by.entry(call).or_default() += 1);

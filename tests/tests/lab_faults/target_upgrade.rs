@@ -1,5 +1,5 @@
-//! A target that is replaced by another program under fio: nothing is sent again, nothing fails,
-//! nothing is reported as lost, and the disk is the same.
+//! A target that is replaced by another program below fio: no request is repeated, none fails, no
+//! loss is reported, and the disk is the same.
 
 use rblk_config::{CacheMode, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{MIB, endless_fio, serve_file, wait_for_io};
 
-/// Acknowledged writes are in the memory of the target alone.
+/// A write-back volume: acknowledged writes are in the target's memory alone.
 fn write_back(lab: &Lab) -> TargetFlags {
     let mut volume = VolumeConfig::file("v0", lab.image("v0.img", 512 * MIB));
     volume.cache = Some(CacheMode::WriteBack);
@@ -21,7 +21,7 @@ fn write_back(lab: &Lab) -> TargetFlags {
     TargetFlags::default().config(lab, &config)
 }
 
-/// Memory that a process keeps from being swapped.
+/// Memory of a process that cannot be swapped.
 fn locked_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("a number");
@@ -30,9 +30,9 @@ fn locked_kib(pid: u32) -> u64 {
 
 fn upgrades(lab: &Lab, target_flags: &TargetFlags, address: String) {
     let target = Target::start(lab, target_flags);
-    // An upgrade is announced, so nothing has to be detected; and what is on its way must be
-    // answered within the time that the mount waits for that, which is 1 s at most.
-    // The socket of a second address by TCP is there all the time. The listener of RDMA is not.
+    // An upgrade is announced, so no loss has to be detected. Requests under way must be answered
+    // within the mount's time limit for them, at most 1 s. The socket of a second address by TCP
+    // stays open. The listener of RDMA does not.
     let is_tcp = address == lab.tcp();
     let flags = MountFlags::new(address, "v0").flag("--detect", "20s");
     let mount_flags = if is_tcp { flags } else { flags.path(&lab.tcp()) };
@@ -95,8 +95,8 @@ fn target_upgrade_replays_nothing() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn target_upgrade_loses_nothing_that_only_memory_has() {
-    run("target_upgrade_loses_nothing_that_only_memory_has", |lab| {
+fn target_upgrade_keeps_writes_that_only_memory_has() {
+    run("target_upgrade_keeps_writes_that_only_memory_has", |lab| {
         upgrades(lab, &write_back(lab), lab.tcp());
     });
 }

@@ -1,4 +1,4 @@
-//! [`Writer`]: somebody who writes files and later wants them back.
+//! [`Writer`]: writes files, which a check later reads back.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rblk_tests::lab::pattern;
 
-/// Files that are kept; the oldest goes when there are more.
+/// Files to keep; the oldest is removed when there are more.
 const KEPT: u64 = 40;
 
-/// Writes file after file until it is stopped, each synchronised. Any error ends it, and is told at
-/// the end.
+/// Writes and syncs file after file until it is stopped. An error ends it, and is reported at the
+/// end.
 pub(super) struct Writer {
     dir: PathBuf,
     stop: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ impl Writer {
                     std::fs::remove_file(name(&at, number - KEPT))?;
                 }
                 count.store(number + 1, Ordering::Relaxed);
-                // Little for others to do is enough.
+                // A light load is enough.
                 std::thread::sleep(Duration::from_millis(20));
             }
             Ok(())
@@ -73,7 +73,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Not waited for: it may wait for a device that nobody serves.
+        // Does not wait: the thread may wait for a device without a server.
         self.stop.store(true, Ordering::Relaxed);
     }
 }

@@ -12,9 +12,9 @@ use super::stream::{Arrival, Place, ReadRequest, Stream};
 
 /// Bytes that an end lends.
 pub(crate) const LENT_BYTES: usize = 256 << 10;
-/// The tag of what is lent.
+/// The tag of the lent memory.
 const STAG: u32 = 0x0052_4200;
-/// Where it begins.
+/// The address of the lent memory.
 const BASE: u64 = 0x10_0000;
 /// Most data of one command.
 pub(crate) const IO_MAX: u32 = 64 << 10;
@@ -77,8 +77,8 @@ impl End {
         self.stream.answer(read, 0, &bytes);
     }
 
-    /// The next response, or `None` when the connection is over. Data is taken meanwhile, and READs
-    /// are served.
+    /// The next response, or `None` when the connection is over. Takes data and serves READs
+    /// meanwhile.
     fn response(&mut self) -> Option<ResponseCapsule> {
         loop {
             match self.stream.next() {
@@ -116,7 +116,7 @@ impl End {
 /// A host with a session, one volume and one I/O connection.
 #[derive(Debug)]
 pub(crate) struct Host {
-    // The session lives as long as its admin connection speaks.
+    // The session lives as long as its admin connection.
     _admin: End,
     io: End,
     volume: VolumeHandle,
@@ -128,7 +128,7 @@ impl Host {
     /// I/O connection and tests it.
     ///
     /// # Panics
-    /// The target does not take it.
+    /// The target refuses.
     pub(crate) fn connect(address: &str, name: &str, volume: &str) -> Self {
         let mut admin =
             End::connect(address, ConnectionKind::Admin, Epoch(0), SessionId::default());
@@ -143,7 +143,7 @@ impl Host {
         let login = login.expect("a reply");
         let open = OpenRequest {
             name: Name::new(volume).expect("a name"),
-            // Those of a rogue come one after the other, faster than their leases end.
+            // Sessions of a rogue follow faster than their leases end.
             mode: AccessMode::Shared,
             take_over: false,
             generation: Generation::FRESH,
@@ -163,11 +163,11 @@ impl Host {
         Self { _admin: admin, io, volume, block_size }
     }
 
-    /// Begins to write these bytes to the beginning of the volume. Returns the READ by which the
-    /// target fetches the bytes, which waits.
+    /// Begins to write these bytes to the beginning of the volume. Returns the target's READ of the
+    /// bytes, which waits.
     ///
     /// # Panics
-    /// The target does something else.
+    /// The target sends something else.
     pub(crate) fn begin_write(&mut self, bytes: &[u8]) -> ReadRequest {
         self.io.memory[..bytes.len()].copy_from_slice(bytes);
         self.transfer(Opcode::Write, bytes.len());
@@ -176,16 +176,16 @@ impl Host {
         read
     }
 
-    /// Sends a part of what a READ asked for, and all of it with the last part.
+    /// Sends a part of the data of a READ. The last part completes the READ.
     pub(crate) fn answer(&mut self, read: &ReadRequest, part: std::ops::Range<usize>) {
         let bytes = self.io.memory[part.clone()].to_vec();
         self.io.stream.answer(read, part.start, &bytes);
     }
 
-    /// Waits for the good answer of the command.
+    /// Waits for the success of the command.
     ///
     /// # Panics
-    /// It is not good, or the connection is over.
+    /// The command fails, or the connection is over.
     pub(crate) fn finish(&mut self) {
         self.io.good();
     }
@@ -193,7 +193,7 @@ impl Host {
     /// Reads from the beginning of the volume.
     ///
     /// # Panics
-    /// The target does not answer well.
+    /// The read fails.
     pub(crate) fn read(&mut self, bytes: usize) -> Vec<u8> {
         self.io.memory.fill(0xdd);
         self.transfer(Opcode::Read, bytes);
@@ -201,10 +201,10 @@ impl Host {
         self.io.memory[..bytes].to_vec()
     }
 
-    /// Writes into memory of the target's, and says whether the connection outlived it.
+    /// Writes into memory of the target, and returns whether the connection survived.
     pub(crate) fn survives_write(&mut self, to: Place, bytes: &[u8]) -> bool {
         self.io.stream.write(to, bytes);
-        // It is answered only if what was sent before it was good.
+        // The target answers this only if it accepted the WRITE.
         let tag = self.io.depth.connection_tag();
         let beat = self.io.command(Opcode::KeepAlive, tag);
         self.io.stream.send(&beat.to_wire());

@@ -1,8 +1,8 @@
 //! Targets on a real iWARP device, which may be Soft-iWARP (siw).
 //!
 //! `cargo test` ignores these tests, and `cargo xtask test` cannot run them: Debian's kernels have
-//! no siw. CONTRIBUTING.md says how to run them by hand. Without an iWARP device they fail.
-//! `tests/iwarp.rs` has what can be said of the rules without a device.
+//! no siw. CONTRIBUTING.md describes how to run them by hand. Without an iWARP device they fail.
+//! `tests/iwarp.rs` tests the rules that need no device.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use stream::Place;
 
 const MIB: u64 = 1 << 20;
 
-/// Fails unless every RDMA device is an iWARP one: the others have no rule that is tested here.
+/// Fails unless every RDMA device is an iWARP one: these rules exist on no other transport.
 fn assert_iwarp() {
     let devices = std::fs::read_dir("/sys/class/infiniband").expect("RDMA devices");
     for device in devices.map(|device| device.expect("a device").path()) {
@@ -27,7 +27,7 @@ fn assert_iwarp() {
     }
 }
 
-/// A target with volumes of both kinds for two hosts, which is started with these flags, too.
+/// A target with volumes of both kinds for two hosts, started with these further flags.
 fn target(lab: &Lab, flags: TargetFlags) -> Target<'_> {
     let [mine, theirs] = ["mine.img", "theirs.img"].map(|name| lab.image(name, 64 * MIB));
     let flags = flags.file("mine", &mine).file("theirs", &theirs).flag("--memory", "memory=16MiB");
@@ -46,7 +46,7 @@ fn a_rogue_peer_reaches_no_sink_of_another() {
             let mut honest = Host::connect(&address, "honest", volume);
             let bytes = pattern(7 + round as u64, IO_MAX as usize);
             let half = bytes.len() / 2;
-            // What its key is near, the rogue sees on its own connection.
+            // The rogue's own connection shows it the range of the keys.
             let mut rogue = Host::connect(&address, "rogue", "theirs");
             let own = rogue.begin_write(&bytes).sink;
             let read = honest.begin_write(&bytes);
@@ -57,7 +57,7 @@ fn a_rogue_peer_reaches_no_sink_of_another() {
             );
             let mut survived = rogue.survives_write(read.sink, &[0xee; 4096]);
             drop(rogue);
-            // It knows the address, and guesses the key.
+            // The rogue knows the address, and guesses the key.
             for step in [-0x200i32, -0x100, 0x100, 0x200, 0x300, 0x400] {
                 let guess = Place { stag: own.stag.wrapping_add_signed(step), ..read.sink };
                 let mut rogue = Host::connect(&address, &format!("rogue{step}"), "theirs");

@@ -1,18 +1,18 @@
 //! [`Stream`]: an iWARP connection driven by hand, over a plain TCP socket: MPA (RFC 5044), DDP
-//! (RFC 5041) and RDMAP (RFC 5040). What a card keeps to itself can be seen here: where the READs
-//! of the peer land. And what no card sends can be sent.
+//! (RFC 5041) and RDMAP (RFC 5040). A test can see the sinks of the peer's READs, which a card
+//! hides, and can send frames that no card sends.
 //!
-//! Without markers and CRC, which Soft-iWARP does not ask for.
+//! Without markers and CRC, which Soft-iWARP does not demand.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest payload of one segment that is sent.
+/// The longest payload of a segment that this end sends.
 const SEGMENT_MAX: usize = 4096;
 /// A silence after which the peer is nudged.
 const SILENCE: Duration = Duration::from_millis(500);
-/// Nudges after which a peer that should say something is given up.
+/// Nudges after which a silent peer is given up.
 const NUDGES: u32 = 60;
 
 const TAGGED: u16 = 0x8000;
@@ -36,18 +36,18 @@ pub(crate) struct Place {
     pub(crate) offset: u64,
 }
 
-/// A READ that the peer wants served.
+/// A READ that the peer requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ReadRequest {
-    /// Where it lands.
+    /// The sink.
     pub(crate) sink: Place,
     /// Bytes.
     pub(crate) bytes: u32,
-    /// What it reads.
+    /// The source.
     pub(crate) source: Place,
 }
 
-/// What came in.
+/// A message of the peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Arrival {
     /// A message.
@@ -64,9 +64,9 @@ pub(crate) enum Arrival {
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: TcpStream,
-    // Number of the next message that is sent.
+    // The number of the next message to send.
     next_message: u32,
-    // Of the message that comes in, in segments.
+    // The incoming message, collected from its segments.
     message: Vec<u8>,
 }
 
@@ -79,7 +79,7 @@ impl Stream {
         let mut socket = TcpStream::connect(address).expect("a connection");
         socket.set_read_timeout(Some(SILENCE * NUDGES)).expect("a timeout");
         socket.set_nodelay(true).expect("no delay");
-        // Enhanced (RFC 6581), revision 2, with the READs that are served and wanted.
+        // Enhanced (RFC 6581), revision 2, with the numbers of READs served and wanted.
         let mut request = b"MPA ID Req Frame".to_vec();
         request.extend(0x1002u16.to_be_bytes());
         request.extend(u16::try_from(private.len() + 4).expect("short").to_be_bytes());
@@ -99,13 +99,14 @@ impl Stream {
         (Self { socket, next_message: 1, message: Vec::new() }, data.split_off(4))
     }
 
-    /// Sends one frame. An error means that the connection is over; a later [`Self::next`] says so.
+    /// Sends one frame. An error means that the connection is over, and a later [`Self::next`]
+    /// returns its end.
     fn frame(&mut self, control: u16, rest: &[&[u8]]) {
         let len = 2 + rest.iter().map(|bytes| bytes.len()).sum::<usize>();
         let mut frame = u16::try_from(len).expect("short").to_be_bytes().to_vec();
         frame.extend((control | VERSIONS).to_be_bytes());
         rest.iter().for_each(|bytes| frame.extend(*bytes));
-        // Padding, and a CRC that nobody looks at.
+        // Padding, and a CRC that is not checked.
         frame.resize(frame.len().next_multiple_of(4) + 4, 0);
         let _ = self.socket.write_all(&frame);
     }
@@ -129,12 +130,12 @@ impl Stream {
         self.frame(LAST | SEND, &[&header, message]);
     }
 
-    /// Writes into memory of the peer's, if it lets us.
+    /// Writes into memory of the peer, if the peer permits that.
     pub(crate) fn write(&mut self, to: Place, bytes: &[u8]) {
         self.tagged(WRITE, to, bytes, true);
     }
 
-    /// Serves a READ, or the first or the last part of it, which begins at byte `from`.
+    /// Serves a READ, or a part of it that begins at byte `from`.
     pub(crate) fn answer(&mut self, read: &ReadRequest, from: usize, bytes: &[u8]) {
         let to = Place { offset: read.sink.offset + from as u64, ..read.sink };
         self.tagged(READ_RESPONSE, to, bytes, from + bytes.len() == read.bytes as usize);
@@ -143,7 +144,7 @@ impl Stream {
     /// Fills `bytes`. False: the connection is over.
     ///
     /// siw does not look at a frame that came while siw took the socket over, until the next one
-    /// comes. So silence is answered with an empty WRITE, which is to no memory and does nothing.
+    /// comes. So this end answers silence with an empty WRITE, which touches no memory.
     fn receive(&mut self, bytes: &mut [u8]) -> bool {
         let (mut filled, mut nudges) = (0, 0);
         while filled < bytes.len() {
@@ -161,10 +162,10 @@ impl Stream {
         true
     }
 
-    /// What comes in next.
+    /// The next message of the peer.
     ///
     /// # Panics
-    /// Nothing comes, or nothing that a target says.
+    /// No message, or none of a target.
     pub(crate) fn next(&mut self) -> Arrival {
         loop {
             let mut len = [0; 2];

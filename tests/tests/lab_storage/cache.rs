@@ -1,4 +1,4 @@
-//! What the block cache does for reads: right data, as many hits as its size allows, no copies,
+//! The effects of the block cache on reads: right data, as many hits as its size allows, no copies,
 //! reading ahead.
 
 use std::os::unix::fs::MetadataExt;
@@ -16,8 +16,8 @@ fn hit_ratio(counts: &Counts) -> f64 {
     100.0 * hits as f64 / (hits + misses).max(1) as f64
 }
 
-/// The target's counters as soon as they have what `is_so` asks for and stay as they are. A thread
-/// that answers tells of it at the end of its turn.
+/// The target's counters once they satisfy `is_so` and stay stable. A thread publishes counters at
+/// the end of its turn, after its answers.
 fn settled(target: &Target<'_>, what: &str, is_so: impl Fn(&Counts) -> bool) -> Counts {
     const FIGURES: [&str; 5] =
         ["cache_hits", "cache_misses", "cache_prefetched", "fill_bytes", "rdma_writes_with_imm"];
@@ -41,8 +41,8 @@ fn both_halves(device: &Path, rw: &str, bytes: u64) -> Fio {
         .with("cpus_allowed_policy", "split")
 }
 
-/// Checks what fio writes, then reads at random, with a cache of `arena` for `work` bytes. Returns
-/// the hit ratios of reads everywhere and of reads that prefer some blocks.
+/// Verifies writes of fio, then reads at random, with a cache of `arena` for `work` bytes. Returns
+/// the hit ratios of uniform reads and of reads that prefer some blocks.
 fn fio_over_cache(lab: &Lab, cache: CacheMode, work: u64, arena: u64) -> (f64, f64) {
     let image = lab.image("v0.img", 2 * work);
     let target = serve(lab, &config(&image, cache, arena));
@@ -222,14 +222,14 @@ fn read_ahead() {
                 });
                 (after.since(&before), disk_reads(&image) - reads, fio)
             };
-            // In a half that the sequential reader leaves alone.
+            // In the half that the sequential reader does not touch.
             let random = Fio::new(mounted.device(), "randread")
                 .with("bs", "4k")
                 .with("offset", BYTES / 2)
                 .with("size", BYTES / 2)
                 .with("number_ios", 400);
             let (random, ..) = measure(random, 0);
-            // Not from the start, which the kernel reads to find partitions.
+            // Reads from 1 MiB on, because the kernel reads the start to find partitions.
             let (did, reads, fio) = measure(
                 Fio::new(mounted.device(), "read")
                     .with("bs", "128k")
@@ -250,7 +250,7 @@ fn read_ahead() {
                 random.get("cache_prefetched"),
             );
             assert_eq!(random.get("cache_prefetched"), 0, "random reads are no sequence");
-            // What lies behind the end may have been read ahead, too.
+            // Blocks behind the end may have been read ahead, too.
             let filled = did.get("fill_bytes");
             assert!((SEQUENCE..=SEQUENCE + ahead).contains(&filled), "{filled} bytes were filled");
             results.push((did, reads));
@@ -263,8 +263,8 @@ fn read_ahead() {
             "half of it was not read ahead"
         );
         assert!(hit_ratio(with) > 60.0, "{:.0} % hits", hit_ratio(with));
-        // A read may find a part of what it wants on its way, and then the rest is read by itself.
-        // But most of the disk's reads are as large as those of the reader.
+        // A read may find a part of its blocks on their way, and then reads the rest by itself. But
+        // most reads of the disk are as large as those of the reader.
         let filled = with.get("fill_bytes");
         assert!(reads * 96 * KIB <= filled, "{reads} reads of the disk for {filled} bytes");
     });

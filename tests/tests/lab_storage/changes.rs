@@ -1,6 +1,6 @@
-//! Everything that an administrator changes while it runs, under one file system with fio on it:
-//! the volume is added, grows twice, gets limits, is read-only and writable again; the target takes
-//! another configuration and becomes another program. Nothing fails, and no byte is wrong.
+//! Every change that an administrator can make at run time, under one file system with fio on it:
+//! the volume is added, grows twice, gets limits, becomes read-only and writable again; the target
+//! takes another configuration and becomes another program. No request fails, and no byte is wrong.
 
 use std::path::PathBuf;
 
@@ -11,12 +11,12 @@ use super::*;
 
 /// Sizes of the volume.
 const SIZES: [u64; 3] = [128 * MIB, 192 * MIB, 320 * MIB];
-/// What each of the two jobs of fio works on.
+/// Bytes for each of the two jobs of fio.
 const FIO_BYTES: u64 = 24 * MIB;
-/// A limit that fio feels, and that leaves it time to check what it writes.
+/// A limit that fio feels, and that leaves it time to verify its writes.
 const IOPS: u64 = 200;
 
-/// The disk and what is on it.
+/// The disk and its file system.
 struct Bed<'l> {
     lab: &'l Lab,
     mount: Mounted<'l>,
@@ -24,7 +24,7 @@ struct Bed<'l> {
 }
 
 impl Bed<'_> {
-    /// What `rblk-target` prints for these words.
+    /// The output of `rblk-target` with these arguments.
     fn target(&self, words: &[&str]) -> String {
         target(self.lab, words)
     }
@@ -43,12 +43,12 @@ impl Bed<'_> {
             .with("runtime", 3600)
     }
 
-    /// Writes, and checks while it writes, until it is told to end.
+    /// Writes and verifies until it is told to end.
     fn writer(&self) -> RunningFio {
         self.fio("randwrite").with("verify_backlog", 32).start()
     }
 
-    /// Waits until the disk has done more of both.
+    /// Waits until the disk has done more reads and writes.
     fn until_io(&self, what: &str, fio: &mut RunningFio) {
         let before = self.mount.counts();
         until(what, FIO_DEADLINE, || {
@@ -76,7 +76,7 @@ impl Bed<'_> {
         });
     }
 
-    /// The target becomes another program, and nothing is sent again.
+    /// Upgrades the target to another program. No request is sent again.
     fn upgrade(&self) {
         let before = self.mount.status();
         let said = self.target(&["upgrade", "--output", "json"]);
@@ -92,7 +92,7 @@ fn target(lab: &Lab, words: &[&str]) -> String {
     ended(lab, words).ok()
 }
 
-/// What a reload says while some keys wait for a restart.
+/// The output of a reload while some keys wait for a restart.
 fn needs_restart(lab: &Lab, words: &[&str]) -> String {
     let ended = ended(lab, words);
     assert_eq!(ended.code(), 12, "{ended}");
@@ -108,7 +108,7 @@ fn ended(lab: &Lab, words: &[&str]) -> Finished {
     Running::start(command).finish(2 * DEADLINE)
 }
 
-/// A target without a volume gets `v0`, which stays.
+/// Adds `v0` permanently to a target without volumes.
 fn add_volume(lab: &Lab) {
     let image = lab.image("volume", SIZES[0]).display().to_string();
     let add = ["volume", "add", "v0", "--file", &image, "--cache", "write-through", "--persist"];
@@ -173,7 +173,7 @@ fn everything_changes_under_one_file_system() {
         let status = bed.mount.status();
         assert_eq!((status.total.errors, status.losses), (0, 0));
         fs.umount();
-        // Every check of a file system that is not in use, without a repair.
+        // Every check of an unmounted file system, without a repair.
         sh(&["fsck.ext4", "-f", "-n", &device]);
         let fs = FileSystem::mount("ext4", &device, &bed.dir, &["-o", "ro"]);
         let found = std::fs::read(bed.dir.join("new")).expect("the file is there");
@@ -183,7 +183,7 @@ fn everything_changes_under_one_file_system() {
     });
 }
 
-/// A volume that somebody wrote into a file comes, and what needs a restart is named.
+/// Adds a volume by a hand-written file, and names the keys that need a restart.
 fn reload(bed: &Bed<'_>) {
     let main = bed.lab.path("target.toml");
     let text = std::fs::read_to_string(&main).expect("the configuration");
@@ -200,7 +200,7 @@ fn reload(bed: &Bed<'_>) {
     assert_eq!(bed.mount.status().epoch, epoch, "the mount notices nothing");
 }
 
-/// What fio wrote is read and checked while the volume takes no write.
+/// Reads and verifies fio's data while the volume takes no write.
 fn read_only_and_back(bed: &Bed<'_>) {
     let dir = bed.dir.display().to_string();
     let kept = |rw: &str| {

@@ -1,5 +1,5 @@
-//! A file system over a store whose every write is logged: whenever the machine would have crashed,
-//! what was synchronised is there.
+//! A file system over a store that logs every write: after a crash at any moment,
+//! synchronised files are there.
 
 use std::fs::File;
 use std::io;
@@ -14,12 +14,12 @@ use rblk_tests::lab::{
 
 use super::{MIB, MODES, config, mount, open, serve, sh, size, with_delay};
 
-/// Content of file number `number` of the tests with a file system.
+/// The content of file number `number`.
 fn content(number: u64) -> Vec<u8> {
     pattern(number, 3000 + 17_001 * size(number % 9))
 }
 
-/// What is wrong with a file system that must have the files below `count`, whole.
+/// The fault of a file system that must have the files below `count`, whole.
 fn check_files(dir: &Path, count: u64) -> Result<(), String> {
     for number in 0..count {
         let path = dir.join(format!("f{number}"));
@@ -32,8 +32,9 @@ fn check_files(dir: &Path, count: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Replays the log up to many moments after the file system was made; at each the file system must
-/// be whole, with every file that was marked as synchronised by then. Returns how many moments.
+/// Replays the log up to many moments after the file system was made. At each one the file system
+/// must be whole, with every file that was marked as synchronised by then. Returns the number of
+/// moments.
 fn check_crash_points(lab: &Lab, log: &WriteLog, bytes: u64) -> usize {
     let disk = lab.image("replayed.img", bytes);
     let file = File::options().write(true).open(&disk).expect("opening the replayed disk");
@@ -41,7 +42,7 @@ fn check_crash_points(lab: &Lab, log: &WriteLog, bytes: u64) -> usize {
     let marks: Vec<usize> =
         (0..log.entries.len()).filter(|at| matches!(log.entries[*at], Logged::Mark(_))).collect();
     let made = *marks.first().expect("the mark of mkfs");
-    // At marks all of what was promised is just there; between them things are half done.
+    // At a mark the promised files are just complete; between marks, operations are half done.
     let step = marks.len().div_ceil(size(4 * lab.long(8))).max(1);
     let mut points: Vec<usize> = marks.iter().copied().step_by(step).collect();
     let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_secs());
@@ -98,7 +99,7 @@ fn crash_ext4(lab: &Lab, cache: CacheMode) {
         log.device().display()
     );
     let logged = Mapped::new(lab, "logged", &table);
-    // Soon enough for write-backs beside everything else.
+    // Short, so that write-backs run beside everything else.
     let with = |path: &Path| with_delay(config(path, cache, 16 * MIB), "50ms");
     let target = serve(lab, &with(&logged.device()));
     let mounted = mount(lab);
@@ -118,13 +119,13 @@ fn crash_ext4(lab: &Lab, cache: CacheMode) {
         Ok(())
     };
     for number in 0..files {
-        // Something to be half done with.
+        // Files without a sync, which may be half written.
         write(format!("loose{number}"), number + 7, false).expect("writing");
         write(format!("f{number}"), number, true).expect("writing with fsync");
         logged.message(&format!("mark f{number}"));
     }
     let before = target.counts();
-    // The end, with much on its way.
+    // The end, with many writes on their way.
     let mut fill = start(&[
         "dd",
         "if=/dev/zero",
@@ -146,7 +147,7 @@ fn crash_ext4(lab: &Lab, cache: CacheMode) {
     let log = WriteLog::open(log.device()).expect("reading the log");
     let points = check_crash_points(lab, &log, BYTES);
 
-    // And through the programs.
+    // The same check through the programs.
     let target = serve(lab, &with(data.device()));
     let mounted = mount(lab);
     let fs = FileSystem::mount("ext4", &mounted.dev(), &dir, &[]);

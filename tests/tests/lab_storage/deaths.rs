@@ -1,5 +1,5 @@
-//! Ends of a target that has acknowledged what was not flushed: nothing is lost, or its loss is
-//! told, as `on_loss` says.
+//! Ends of a target with acknowledged but unflushed writes: no write is lost, or its loss is
+//! reported, according to `on_loss`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -47,12 +47,12 @@ impl<'l> Unflushed<'l> {
         self.writes.iter().filter(|(offset, data)| read(*offset, data.len()) == *data).count()
     }
 
-    /// How many of the writes the device has.
+    /// The number of writes that the device has.
     fn found(&self) -> usize {
         self.count(|offset, len| Aligned::read_at(&self.device, len, offset).expect("reading"))
     }
 
-    /// How many the store has.
+    /// The number of writes that the store has.
     fn stored(&self) -> usize {
         let file = File::open(&self.image).expect("opening the image");
         self.count(|offset, len| {
@@ -62,7 +62,7 @@ impl<'l> Unflushed<'l> {
         })
     }
 
-    /// Everything is there, no request failed, and a flush brings it to the store.
+    /// Every write is there, no request failed, and a flush brings the writes to the store.
     fn nothing_is_lost(&self) {
         let all = self.writes.len();
         assert_eq!(self.found(), all, "{}: acknowledged writes are gone", self.name);
@@ -72,7 +72,7 @@ impl<'l> Unflushed<'l> {
         assert_eq!((status.losses, status.total.errors), (0, 0), "{}", self.name);
     }
 
-    /// The next flush fails, and only that.
+    /// The next flush fails, and no later one.
     fn loss_is_told_once(&self) {
         let status = self.mounted.status();
         assert_eq!((status.losses, status.loss_untold), (1, true), "{}", self.name);
@@ -82,7 +82,7 @@ impl<'l> Unflushed<'l> {
         for _ in 0..3 {
             self.device.sync_all().expect("it is told once");
         }
-        // Life goes on.
+        // The disk works on.
         let data = pattern(3, 64 << 10);
         Aligned::write_at(&self.device, &data, 0).expect("writing");
         self.device.sync_all().expect("fsync");
@@ -90,7 +90,7 @@ impl<'l> Unflushed<'l> {
         assert_eq!(self.mounted.status().losses, 1);
     }
 
-    /// Every flush fails, from every user of the disk. `umount` ends it.
+    /// Every flush fails, from every user of the disk. `umount` ends that.
     fn loss_is_told_until_the_remount(&self) {
         assert_eq!(self.found(), 0, "{}: they were in memory only", self.name);
         let other = open(self.mounted.device());
@@ -115,14 +115,15 @@ impl<'l> Unflushed<'l> {
     }
 }
 
-/// Waits until a mount has noticed that its target is gone.
+/// Waits until a mount has noticed the loss of its target.
 fn wait_for_loss(mounted: &Mounted<'_>) {
     until("the initiator to notice", DEADLINE, || {
         (mounted.status().state == "reconnecting").then_some(())
     });
 }
 
-/// Volumes of each kind with unflushed writes, whose target ends by `end` and is started again.
+/// Volumes of each kind with unflushed writes. `end` ends the target, and the target is started
+/// again.
 fn target_ends(lab: &Lab, end: impl Fn(Target<'_>), look: impl Fn(&Unflushed<'_>)) {
     let volume = |(name, cache): (&str, CacheMode)| {
         let mut volume = VolumeConfig::file(name, lab.image(&format!("{name}.img"), 32 * MIB));
@@ -170,7 +171,7 @@ fn target_ends(lab: &Lab, end: impl Fn(Target<'_>), look: impl Fn(&Unflushed<'_>
         );
     }
     volumes.into_iter().for_each(Unflushed::umount);
-    // A mount that is new has lost nothing.
+    // A new mount has no loss.
     let again = Mounted::new(lab, &MountFlags::new(lab.rdma(), "back"));
     open(again.device()).sync_all().expect("fsync after the remount");
     again.umount();
@@ -236,8 +237,9 @@ fn write_back_kill_under_load() {
         let mut target = serve(lab, &config);
         let flags = MountFlags::new(lab.rdma(), "v0").flag("--retain", "64MiB");
         let mounted = Mounted::new(lab, &flags);
-        // It reads all of it back at its end. Pauses, and no rate: what it misses while nobody
-        // serves it must not come all at once, or little is left for the next death.
+        // fio reads all of it back at its end. It has pauses instead of a rate: with a rate,
+        // requests missed during an outage would come all at once, and leave little for the next
+        // death.
         let mut fio = Fio::new(mounted.device(), "randwrite")
             .with("bsrange", "4k-256k")
             .with("iodepth", 16)

@@ -1,4 +1,4 @@
-//! Stores that fail or are full: who is told, and what becomes of the data.
+//! Stores that fail or are full: the users that hear of it, and the fate of the data.
 
 use std::fs::File;
 use std::time::Instant;
@@ -11,20 +11,20 @@ use rblk_tests::lab::{
 
 use super::{KIB, MIB, MODES, NEVER, config, dirty_bytes, errno, open, serve, sh, with_delay};
 
-/// Looks at what the target's log has about failures of the store since the target was started,
-/// which was at `since`: a line for a burst, not one for each error. Returns how many lines.
+/// Checks the log of a target, started at `since`, for store failures: a line for a burst, not one
+/// for each error. Returns the number of lines.
 fn failure_lines(target: &Target<'_>, since: Instant) -> u64 {
     let log = target.log();
-    // Those before it wrote to the same file.
+    // Earlier targets wrote to this file, too.
     let own = log.rsplit("registered").next().unwrap_or_default();
     let lines = own.lines().filter(|line| line.contains("the store failed")).count() as u64;
-    // By each of two poll groups, and again every 10 s.
+    // Each of two poll groups logs a line, and again every 10 s.
     let most = 2 * (1 + since.elapsed().as_secs() / 10);
     assert!((1..=most).contains(&lines), "{lines} lines about store errors:\n{own}");
     lines
 }
 
-/// A mount that a flush which failed at the store does not fail for good.
+/// A mount that recovers from a flush that failed at the store.
 fn once(lab: &Lab) -> MountFlags {
     MountFlags::new(lab.rdma(), "v0").flag("--on-loss", "once")
 }
@@ -44,8 +44,8 @@ fn bad_sectors(lab: &Lab, cache: CacheMode) {
     let store = Mapped::new(lab, "store", &broken);
     let since = Instant::now();
     let target = serve(lab, &with_delay(config(&store.device(), cache, 16 * MIB), NEVER));
-    // However long the machine stands still, no path is lost for that.
-    // Flushes are to work again as soon as the store does.
+    // The path survives even if the machine stands still. Flushes work again as soon as the store
+    // does.
     let patient = once(lab).flag("--detect", "30s");
     let mounted = Mounted::new(lab, &patient);
     let file = open(mounted.device());
@@ -79,13 +79,13 @@ fn bad_sectors(lab: &Lab, cache: CacheMode) {
             told += 1;
         }
         assert!(Aligned::read_at(&file, data.len(), BAD).expect("from memory") == data);
-        // As long as that is so, memory takes no more.
+        // While the store fails, memory takes no more.
         assert_eq!(errno(Aligned::write_at(&file, &data, BAD + 128 * KIB)), libc::EIO);
     }
-    // The good parts work on.
+    // The good parts still work.
     Aligned::write_at(&file, &data, MIB).expect("a good place");
     assert!(Aligned::read_at(&file, data.len(), MIB).expect("a good place") == data);
-    // A thread that answers tells of it at the end of its turn.
+    // A thread publishes counters at the end of its turn, after its answers.
     let counts = until("store errors to be counted", DEADLINE, || {
         Some(target.counts()).filter(|counts| counts.get("store_errors") >= 6)
     });
@@ -116,7 +116,7 @@ fn bad_sectors(lab: &Lab, cache: CacheMode) {
     store.remove();
 }
 
-/// A file on a file system that has no room for it, until it is given more.
+/// A file on a file system without room for it, until that is enlarged.
 fn full_disk(lab: &Lab, cache: CacheMode) {
     let dir = lab.path("small");
     let fs = FileSystem::mount("tmpfs", "tmpfs", &dir, &["-o", "size=6m"]);
@@ -126,7 +126,7 @@ fn full_disk(lab: &Lab, cache: CacheMode) {
     let target = serve(lab, &with_delay(config(&image, cache, 128 * MIB), NEVER));
     let mounted = Mounted::new(lab, &once(lab));
     let file = open(mounted.device());
-    // Less than half of the room for dirty blocks, so that none is written back before the flush.
+    // Less than half of the limit for dirty blocks, so that none is written back before the flush.
     let data = pattern(2, 12 << 20);
     let written = Aligned::write_at(&file, &data, 0);
     if cache == CacheMode::WriteThrough {

@@ -1,5 +1,5 @@
-//! A volume that changes under a mounted disk: it grows twice under a mounted file system with fio
-//! on it, and becomes read-only and writable again.
+//! A volume that changes under a mounted disk: it grows twice under a file system with fio on it,
+//! and becomes read-only and writable again.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use super::*;
 
 /// Sizes of the volume.
 const SIZES: [u64; 3] = [128 * MIB, 192 * MIB, 320 * MIB];
-/// What fio works on, with each of its two jobs.
+/// Bytes for each of the two jobs of fio.
 const FIO_BYTES: u64 = 24 * MIB;
 
-/// Waits until a mount has that size, and its disk too.
+/// Waits until a mount and its disk have that size.
 fn until_size(mount: &Mounted<'_>, bytes: u64) {
     until("the disk to have its new size", DEADLINE, || {
         let status = mount.look()?;
@@ -23,14 +23,14 @@ fn until_size(mount: &Mounted<'_>, bytes: u64) {
     });
 }
 
-/// Changes a volume of the target that runs.
+/// Changes a volume of the running target.
 fn change(lab: &Lab, words: &[&str]) {
     let mut command = lab.program("rblk-target");
     command.arg("volume").args(words).args(["--control-socket", CONTROL_SOCKET]);
     let _ = Running::start(command).finish(2 * DEADLINE).ok();
 }
 
-/// The size of a volume in the file that it is on changes while no target serves it.
+/// Changes the size of a volume's file while no target serves it.
 fn restart_with<'l>(
     lab: &'l Lab,
     mut target: Target<'l>,
@@ -67,7 +67,7 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
         let fs = FileSystem::mount("ext4", &device, &dir, &[]);
         let work = Fio::verify(&dir.join("fio"), FIO_BYTES).with("time_based", 1);
         let mut fio = work.with("runtime", 3600).start();
-        // Then what is free changes by what the file system gets.
+        // Afterwards free space changes only with the size of the file system.
         until("the files of both jobs to be there", DEADLINE, || {
             let file = std::fs::metadata(dir.join("fio")).ok()?;
             (file.blocks() * 512 > 2 * FIO_BYTES - 8 * MIB).then_some(())
@@ -81,7 +81,7 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
             sh(&["resize2fs", &device]);
             let grown = free(&dir).saturating_sub(before);
             assert!(grown > 32 * MIB, "{grown} bytes more are free");
-            // What was not there before.
+            // More data than was free before.
             let data = pattern(round, size(before + 16 * MIB));
             std::fs::write(dir.join(format!("new{round}")), data).expect("the new room is usable");
             assert!(fio.is_running(), "{:?}", fio.finish(DEADLINE));
@@ -89,7 +89,7 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
         let result = fio.stop(FIO_DEADLINE).ok();
         assert_eq!(result.errors, 0);
         fs.umount();
-        // Every check of a file system that is not in use, without a repair.
+        // Every check of an unmounted file system, without a repair.
         sh(&["fsck.ext4", "-f", "-n", &device]);
         let fs = FileSystem::mount("ext4", &device, &dir, &["-o", "ro"]);
         for round in 0u64.. {
@@ -100,7 +100,7 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
             assert!(data == pattern(round, data.len()), "file {round} has other data");
         }
         fs.umount();
-        // A target that starts takes the size that the file has.
+        // A starting target takes the size of the file.
         let target = restart_with(lab, target, &config, SIZES[2] + MIB);
         until_size(&mount, SIZES[2] + MIB);
         mount.umount();
@@ -129,7 +129,7 @@ fn a_disk_becomes_read_only_and_writable_again_with_its_volume() {
         until_read_only(false);
         change(lab, &["set", "v0", "--read-only"]);
         until_read_only(true);
-        // EROFS, or EPERM by the disk.
+        // EROFS, or EPERM from the disk.
         let refused = Aligned::open(&device, true, 0).and_then(|f| Aligned::write_at(&f, &data, 0));
         assert!([1, 13, 30, 5].contains(&errno(refused)));
         let reader = Aligned::open(&device, false, 0).expect("it can be read");

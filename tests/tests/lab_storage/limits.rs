@@ -1,4 +1,4 @@
-//! What the device says of itself, discards of what is only in memory, and the pages of the arena.
+//! The attributes of the device, discards of dirty blocks, and the pages of the arena.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -57,7 +57,7 @@ fn limits_tell_the_truth() {
             assert_eq!(sysfs.number("ro"), u64::from(read_only));
             assert_eq!(number("logical_block_size"), u64::from(block));
             assert_eq!((number("max_hw_sectors_kb"), number("max_sectors_kb")), (256, 256));
-            // Without write-back, too: the disk behind may have a cache of its own.
+            // Also without write-back: the disk behind may have a cache of its own.
             let cache = if read_only { "write through" } else { "write back" };
             assert_eq!(text("write_cache"), cache);
             assert_eq!(number("fua"), u64::from(!read_only));
@@ -80,7 +80,7 @@ fn discards_reach_dirty_blocks() {
         let data = pattern(5, 8 << 20);
         Aligned::write_at(&file, &data, 0).expect("writing");
         let allocated = || std::fs::metadata(&image).expect("the image").blocks() * 512;
-        // A thread that answers tells of it at the end of its turn.
+        // A thread publishes counters at the end of its turn, after its answers.
         let dirty = |what: &str, is_so: &dyn Fn(u64) -> bool| {
             until(what, DEADLINE, || Some(target.counts().get("dirty_bytes")).filter(|n| is_so(*n)))
         };
@@ -91,8 +91,7 @@ fn discards_reach_dirty_blocks() {
             let range = ["--offset", &*offset, "--length", &*length];
             sh(&[&["blkdiscard", "-f"], flags, &range, &[&*mounted.dev()]].concat());
         };
-        // Across stripes of the cache, which are 1 MiB, and from within one block to within
-        // another.
+        // Across stripes of the cache, which are 1 MiB, and with partial blocks at both ends.
         let (discarded, zeroed) = (MIB + 512 * KIB..MIB + 2560 * KIB, 5 * MIB..6 * MIB + 4096);
         blkdiscard(&[], discarded.start, discarded.end - discarded.start);
         blkdiscard(&["-z"], zeroed.start, zeroed.end - zeroed.start);
@@ -100,7 +99,7 @@ fn discards_reach_dirty_blocks() {
         for range in [&discarded, &zeroed] {
             expected[size(range.start)..size(range.end)].fill(0);
         }
-        // Zeroing may leave what it zeroed allocated; discarding may not.
+        // Zeroing may leave zeroed blocks allocated; a discard may not.
         let left = dirty("what was discarded", &|left| left <= 8 * MIB - 2 * MIB - MIB);
         assert!(
             Aligned::read_at(&file, 8 << 20, 0).expect("reading") == expected,
@@ -127,7 +126,7 @@ fn discards_reach_dirty_blocks() {
     });
 }
 
-/// Huge pages of the kernel's pool. Dropped, there are none.
+/// Huge pages of the kernel's pool. Drop empties the pool.
 struct HugePool;
 
 impl HugePool {
@@ -135,10 +134,10 @@ impl HugePool {
 
     fn new(pages: u32) -> Self {
         let (pool, pages) = (Self, pages.to_string());
-        // What other tests had may lie about in pieces, and in the page cache.
+        // Memory of other tests may be fragmented, or in the page cache.
         until("the kernel to have enough memory in large pieces", DEADLINE, || {
             std::fs::write("/proc/sys/vm/drop_caches", "3").expect("dropping caches");
-            // Not every kernel can.
+            // Some kernels cannot compact memory.
             let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
             std::fs::write(Self::COUNT, &pages).expect("asking for huge pages");
             let got = std::fs::read_to_string(Self::COUNT).expect("counting huge pages");

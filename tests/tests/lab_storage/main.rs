@@ -1,8 +1,8 @@
-//! The lab suite of storage: the block cache and what must outlast deaths, with the real programs,
-//! on disks of a real kernel that fail, fill up and forget.
+//! The lab suite of storage: the block cache, and the data that must survive deaths, with the real
+//! programs, on disks of a real kernel that fail, fill up and forget.
 //!
-//! Run like `lab/`. The figures that tests print are for reading; bounds on them are wide, and no
-//! time is judged.
+//! Run like `lab/`. Tests print figures for readers. Bounds on them are wide, and no time is
+//! judged.
 
 #![forbid(unsafe_code)]
 
@@ -29,9 +29,9 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const MODES: [CacheMode; 2] = [CacheMode::WriteThrough, CacheMode::WriteBack];
 
-/// For a run of fio that works on some tens of MiB.
+/// Time for a run of fio over some tens of MiB.
 const FIO_DEADLINE: Duration = Duration::from_secs(240);
-/// A write-back delay that never comes.
+/// A write-back delay that never ends.
 const NEVER: &str = "1h";
 
 /// Bytes of memory.
@@ -73,8 +73,8 @@ fn open(device: &Path) -> File {
     Aligned::open(device, true, 0).unwrap_or_else(|e| panic!("opening {}: {e}", device.display()))
 }
 
-/// The bytes that are dirty at the target, as soon as what was done last is counted: long before
-/// those that a flush left would be written back by themselves.
+/// The dirty bytes at the target, after the last requests are counted. Unflushed blocks would be
+/// written back by themselves only much later.
 fn dirty_bytes(target: &Target<'_>) -> u64 {
     let dirty = || target.counts().get("dirty_bytes");
     until("the dirty bytes to be counted", DEADLINE, || {
@@ -84,7 +84,7 @@ fn dirty_bytes(target: &Target<'_>) -> u64 {
     })
 }
 
-/// What an operation that must fail says.
+/// The errno of an operation that must fail.
 fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     let error = result.expect_err("it had to fail");
     error.raw_os_error().unwrap_or_else(|| panic!("{error} has no errno"))

@@ -1,5 +1,5 @@
-//! Targets whose answers are wrong: the initiator leaves the path, and every request is answered
-//! once, or waits for another path.
+//! Targets with wrong answers: the initiator leaves the path, and every request is answered once,
+//! or waits for another path.
 
 use std::time::Duration;
 
@@ -167,7 +167,7 @@ fn a_self_test_that_fails_gives_the_path_back() {
     assert!(matches!(target.path_end(), Some(PathEnd::Protocol(_))), "answered again");
 }
 
-/// The self-test of an engine that proves its session, and what it carries.
+/// The self-test of an engine that proves its session, with its body.
 fn self_test_of(target: &mut RawTarget) -> (CommandCapsule, Vec<u8>) {
     target.steps(20);
     let mut heard = target.messages_with_data();
@@ -192,7 +192,7 @@ fn both_ends_of_each_lane_prove_the_session() {
         }
         assert!(target.engine.is_connected());
         assert_eq!(target.path_end(), None);
-        // What is sent in the slot of the self-test later is as ever.
+        // Later messages in the slot of the self-test are as usual.
         let command = target.request(IoOp::Read, 0);
         assert_eq!(command.in_capsule_bytes, 0);
     }
@@ -228,7 +228,7 @@ fn a_target_that_does_not_know_the_session_gets_no_request() {
         assert!(matches!(end, Some(PathEnd::Protocol(_))), "{what}: {end:?}");
         assert_eq!(target.engine.outstanding(), 1, "{what}: the request waits for a better path");
     }
-    // Verbs that do not work are still that.
+    // A failed self-test is reported as one, also with proofs.
     let mut target = RawTarget::new(keyed(features));
     let (command, _) = self_test_of(&mut target);
     target.answer_self_test(&command, &[0; 64], true);
@@ -236,7 +236,7 @@ fn a_target_that_does_not_know_the_session_gets_no_request() {
 }
 
 #[test]
-fn random_answers_never_panic_and_never_answer_what_was_not_asked() {
+fn random_answers_never_panic_and_never_end_a_request_that_was_not_sent() {
     let mut said = 0;
     for seed in 0.. {
         if said > 20_000 {

@@ -1,5 +1,5 @@
-//! Capsules of a host that are wrong, in the wrong place or doubtful: the connection ends, or they
-//! get a status.
+//! Wrong, misplaced or doubtful capsules of a host: the connection ends, or the command gets a
+//! status.
 
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
@@ -15,7 +15,7 @@ use super::{ask, assert_unharmed, by_send, options, status_of, watched};
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "one case after another")]
-fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
+fn a_broken_rule_of_the_wire_ends_the_connection() {
     type Spoil = fn(&mut RawPeer) -> Vec<u8>;
     fn spoilt(peer: &mut RawPeer, at: usize, value: u8) -> Vec<u8> {
         let mut bytes = peer.transfer(Opcode::Read, 1, 0, 8).to_wire().to_vec();
@@ -97,7 +97,7 @@ fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
 }
 
 #[test]
-fn a_tag_in_use_is_not_to_be_used_again() {
+fn a_tag_in_use_must_not_be_used_again() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
     let slow =
@@ -203,7 +203,7 @@ fn commands_out_of_place_get_a_status() {
     assert_unharmed(&mut bed, bystander);
 }
 
-/// The admin commands that reach control, of which there is one at least.
+/// The admin commands that reach control, at least one.
 fn asked_of_control(bed: &mut Bed) -> Vec<AdminCommand> {
     let mut asked = Vec::new();
     bed.rig
@@ -230,24 +230,24 @@ fn an_admin_connection_serves_no_blocks() {
     }
     let command = peer.command(Opcode::KeepAlive, 16);
     assert_eq!(status_of(ask(&mut bed, &mut peer, &command)), Status::Ok);
-    // A reply longer than the room for it, and one that fits.
+    // A reply longer than its buffer, and one that fits.
     for (room, status) in [(8, Status::BadLength), (100, Status::Ok)] {
         let buffer = Some(peer.descriptor(0, room));
         let command = CommandCapsule { buffer, ..peer.command(Opcode::ListVolumes, 2) };
         peer.send(&command.to_wire());
         let asked = asked_of_control(&mut bed);
         bed.rig.reply(&asked[0], Status::Ok, 9, vec![7; 100]);
-        // Sent twice by mistake: the second names no connection.
+        // Sent twice by mistake: the second reply finds no request.
         bed.rig.reply(&asked[0], Status::Internal, 0, Vec::new());
         assert_eq!(status_of(peer.hear(&mut bed)), status);
     }
-    // Control's answer to a connection that died meanwhile.
+    // Control's answer to a connection that has died meanwhile.
     let command = peer.command(Opcode::AsyncEvent, 3);
     peer.send(&command.to_wire());
     let asked = asked_of_control(&mut bed);
     peer.wire.cut();
     assert!(matches!(peer.hear(&mut bed), Heard::End(_)));
-    // A parked command does not keep it; the late answer names no connection.
+    // A parked command does not keep the connection; the late answer finds no connection.
     bed.rig.run(PATIENCE, |rig| rig.connections(suspect) == 0).unwrap();
     bed.rig.reply(&asked[0], Status::Ok, 1, vec![1; 16]);
     for _ in 0..100 {
@@ -256,7 +256,7 @@ fn an_admin_connection_serves_no_blocks() {
     assert_unharmed(&mut bed, bystander);
 }
 
-/// Mostly good capsules with something wrong in some of them.
+/// Mostly good capsules, some of them with an error.
 fn doubtful(random: &mut Random, peer: &mut RawPeer, depth: u16) -> Vec<u8> {
     let opcode = Opcode::ALL[random.index(Opcode::ALL.len())];
     let tag = u16::try_from(random.below(u64::from(depth) + 1)).unwrap();
@@ -301,7 +301,7 @@ fn a_hundred_thousand_doubtful_capsules_harm_nobody_else() {
     let rig =
         RigOptions { arena_bytes: 512 << 10, io_max_bytes: 64 << 10, ..RigOptions::default() };
     let (mut bed, bystander, suspect) = watched(&rig);
-    // Its writes must not reach what the honest one checks.
+    // The suspect's writes must not reach the blocks that the honest host checks.
     bed.rig.close(suspect, STORE, Status::NoSuchVolume);
     let mut said = 0;
     for seed in 0.. {
@@ -322,7 +322,7 @@ fn a_hundred_thousand_doubtful_capsules_harm_nobody_else() {
             for _ in 0..random.within(1, u64::from(depth)) {
                 let mut bytes = doubtful(&mut random, &mut peer, depth);
                 said += 1;
-                // Some have data, and then it is in the middle, or where it belongs.
+                // Some have data, in the middle of the commands or in its right place.
                 let places = data_lists && random.chance(700);
                 let mut data = Vec::new();
                 if places {

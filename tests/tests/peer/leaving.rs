@@ -1,4 +1,5 @@
-//! Initiators that leave are no lost connections; those that leave with commands unanswered are.
+//! Initiators that leave are no lost connections; initiators that leave with unanswered commands
+//! are.
 
 use rblk_protocol::Opcode;
 use rblk_rig::ram_store::StoreConditions;
@@ -17,8 +18,8 @@ enum How {
     Breaks,
 }
 
-/// Lost connections of a target whose initiator ends the connection after `READS` commands, and
-/// hears all answers or none.
+/// Lost connections of a target after the initiator ends the connection after `READS` commands,
+/// with all answers or none.
 fn lost(how: How, answered: bool) -> u64 {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, by_send());
@@ -53,14 +54,14 @@ fn lost(how: How, answered: bool) -> u64 {
 }
 
 #[test]
-fn who_leaves_when_everything_is_answered_is_not_lost() {
+fn a_host_that_leaves_without_open_commands_is_not_lost() {
     assert_eq!(lost(How::Disconnects, true), 0);
-    // As an initiator that destroys its QP before it acknowledges the last answer.
+    // Like an initiator that destroys its QP before it acknowledges the last answer.
     assert_eq!(lost(How::Breaks, true), 0);
 }
 
 #[test]
-fn who_leaves_with_commands_unanswered_is_lost() {
+fn a_host_that_leaves_with_open_commands_is_lost() {
     assert_eq!(lost(How::Disconnects, false), 1);
     assert_eq!(lost(How::Breaks, false), 1);
 }

@@ -1,5 +1,5 @@
-//! Peers that break the rules: it ends their own connection, or gets them a status, and nothing
-//! else.
+//! Peers that break the rules: their own connection ends, or their command gets a status, and
+//! nothing else happens.
 
 mod answers;
 mod capsules;
@@ -24,7 +24,7 @@ fn by_send() -> QueueOptions {
     QueueOptions { features: Features::default(), ..options() }
 }
 
-/// A bed with a well-behaved queue of its own session, and a session for the one to be watched.
+/// A bed with a well-behaved queue in its own session, and a session for the suspect.
 fn watched(rig: &RigOptions) -> (Bed, QueueId, SessionIndex) {
     let mut bed = Bed::new(rig);
     let bystander = bed.queue(STORE, options());
@@ -33,7 +33,7 @@ fn watched(rig: &RigOptions) -> (Bed, QueueId, SessionIndex) {
     (bed, bystander, suspect)
 }
 
-/// The honest one is served as if nothing had happened.
+/// Checks that the honest queue is served as usual.
 fn assert_unharmed(bed: &mut Bed, bystander: QueueId) {
     bed.write(bystander, 4096, &pattern(21, 16384));
     assert!(bed.read(bystander, 4096, 16384) == pattern(21, 16384));

@@ -1,5 +1,4 @@
-//! Hosts that reach for memory, the target's or that of others, or keep what they were lent for too
-//! long.
+//! Hosts that try to reach memory of the target or of others, or that hold lent memory too long.
 
 use std::time::Duration;
 
@@ -61,8 +60,8 @@ fn a_peer_reaches_no_memory_of_the_target() {
 
 #[test]
 fn memory_of_an_answer_is_not_given_to_others_before_it_left() {
-    // The suspect does not take its data, and uses the tag again as if it had. What the answer is
-    // sent from must not become another session's memory meanwhile.
+    // The suspect does not take its data, and reuses the tag as if it had. The memory of the answer
+    // must not go to another session meanwhile.
     let rig = RigOptions {
         arena_bytes: 128 << 10,
         io_max_bytes: 64 << 10,
@@ -162,14 +161,13 @@ fn a_peer_that_serves_no_reads_does_not_starve_others_of_memory() {
 }
 
 #[test]
-fn a_peer_that_talks_and_gives_no_data_is_left() {
+fn a_peer_that_talks_but_gives_no_data_is_ended() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
     let write = peer.transfer(Opcode::Write, 0, 0, 16);
     peer.send(&write.to_wire());
     bed.rig.take_gone();
-    // It never looks at what comes in, so that its device serves no READ; but it says that it
-    // lives.
+    // The suspect never polls, so its device serves no READ; but it sends KEEP_ALIVEs.
     let begun = bed.rig.now();
     let mut beats = 0;
     while bed.rig.take_gone().is_empty() {

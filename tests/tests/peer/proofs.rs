@@ -1,4 +1,4 @@
-//! I/O connections that have to prove that they are of their session.
+//! I/O connections that have to prove that they belong to their session.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn key(byte: u8, epoch: u32, queue: u16) -> QueueKey {
     QueueKey::new(&secret(byte), Epoch(epoch), queue)
 }
 
-/// A bed whose next connections have to prove that they know the secret of sevens.
+/// A bed that makes later connections prove the secret of sevens.
 fn suspicious(rig: &RigOptions) -> (Bed, QueueId, SessionIndex) {
     let (mut bed, bystander, suspect) = watched(rig);
     bed.rig.require_proof(secret(7));
@@ -34,7 +34,7 @@ fn prove(peer: &RawPeer, key: &QueueKey) -> (QueueProof, TargetProof) {
     key.prove(&peer.hellos, Nonce([9; 16]))
 }
 
-/// Sends a self-test with that in its capsule. Returns its sequence.
+/// Sends a self-test with `body` in its capsule. Returns its sequence.
 fn test(peer: &mut RawPeer, body: &[u8]) -> Sequence {
     let mut command = peer.self_test();
     command.in_capsule_bytes = u32::try_from(body.len()).unwrap();
@@ -65,7 +65,7 @@ fn both_ends_of_a_queue_prove_the_secret_of_the_session() {
 }
 
 #[test]
-fn a_queue_proof_of_another_queue_epoch_or_session() {
+fn a_queue_proof_of_another_queue_epoch_or_session_is_refused() {
     let wrong = [key(7, 1, QUEUE + 1), key(7, 2, QUEUE), key(8, 1, QUEUE)];
     for case in 0..wrong.len() + 4 {
         let (mut bed, bystander, suspect) = suspicious(&RigOptions::default());
@@ -77,7 +77,7 @@ fn a_queue_proof_of_another_queue_epoch_or_session() {
         };
         match case.checked_sub(wrong.len()) {
             None => {}
-            // Of another connection of the same queue; none; half of one; a flipped bit.
+            // The proof of another connection of the same queue; none; half a proof; a flipped bit.
             Some(0) => {
                 let other = connect(&mut bed, suspect);
                 body = prove(&other, &key(7, 1, QUEUE)).0.as_bytes().to_vec();
@@ -108,22 +108,22 @@ fn a_queue_that_proves_nothing_has_five_seconds() {
         bed.rig.step();
     }
     assert!(peer.listen().iter().any(|heard| matches!(heard, Heard::End(_))));
-    // One that has proven itself stays.
+    // A connection that has proven itself stays.
     let mut peer = connect(&mut bed, suspect);
     let (proof, _) = prove(&peer, &key(7, 1, QUEUE));
     test(&mut peer, proof.as_bytes());
     assert_eq!(status_of(peer.hear(&mut bed)), Status::Ok);
     for _ in 0..1000 {
         bed.rig.step();
-        // It takes what it is sent.
+        // Polls, so that the peer takes all messages.
         assert_eq!(peer.listen(), []);
     }
     assert_eq!(read(&mut bed, &mut peer), Status::Ok);
     assert_unharmed(&mut bed, bystander);
 }
 
-/// Data of a stream that is encrypted may lie in its place before the kernel has found it genuine.
-/// So it does not go straight to where others read a volume in memory, and without encryption it
+/// The kernel may place data of an encrypted stream before it has authenticated the data. So this
+/// data must not land directly in a volume in memory, where others read it; without encryption it
 /// does.
 #[test]
 fn data_of_an_encrypted_stream_is_not_in_a_memory_volume_before_all_of_it_came() {
@@ -139,7 +139,7 @@ fn data_of_an_encrypted_stream_is_not_in_a_memory_volume_before_all_of_it_came()
         let bytes = usize::try_from(options.io_max_bytes).unwrap();
         peer.lent.region().write(0, &vec![0xa5; bytes]);
         let command = peer.transfer(Opcode::Write, 1, 0, options.io_max_bytes / 512);
-        // Little of it comes at a time.
+        // The data arrives in small pieces.
         bed.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
         peer.send(&command.to_wire());
         let landed = |bed: &Bed| {

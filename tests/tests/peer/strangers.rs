@@ -1,4 +1,4 @@
-//! Admin connections that have not logged in: they have little time, whatever they say.
+//! Admin connections that have not logged in: they have little time, with any messages.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use super::*;
 /// A step of the bed: long enough that seconds pass.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A stranger, which sends one command every half second. Returns what is answered until it is
-/// dead, or 20 s are over, and when it was dead.
+/// A stranger that sends a command every half second. Returns the answers until it is dead, or 20 s
+/// are over, and the time of its death.
 fn chat(opcode: Opcode, adopt: bool) -> (Vec<Status>, Option<Duration>) {
     let mut bed = Bed::new(&RigOptions { tick: TICK, ..RigOptions::default() });
     let bystander = bed.queue(STORE, options());
@@ -50,7 +50,7 @@ fn chat(opcode: Opcode, adopt: bool) -> (Vec<Status>, Option<Duration>) {
 }
 
 #[test]
-fn a_stranger_has_five_seconds_whatever_it_says() {
+fn a_stranger_has_five_seconds_with_any_messages() {
     for opcode in [Opcode::KeepAlive, Opcode::Login, Opcode::ListVolumes, Opcode::AsyncEvent] {
         let (heard, dead) = chat(opcode, false);
         assert!(heard.len() >= 9, "{opcode:?}: it was heard: {heard:?}");

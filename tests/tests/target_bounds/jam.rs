@@ -1,4 +1,4 @@
-//! QPs that are not destroyed: the memory that they may still touch is not used until they are.
+//! QPs that are not destroyed: memory that they may still touch is not reused until they are.
 
 use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::engine::io::IoOp;
@@ -13,7 +13,7 @@ use rblk_tests::bed::{PATIENCE, pattern};
 
 use super::{MIB, MODES, SECOND, STUCK, TICK};
 
-/// Slots that are held, with their bytes.
+/// The held slots, with their bytes.
 fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, SlotHolders, Vec<u8>)> {
     let mut all = Vec::new();
     for (at, group) in rig.groups_mut().enumerate() {
@@ -27,8 +27,8 @@ fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, SlotHolders, Vec<u8>)> {
     all
 }
 
-/// A target of so many groups, whose arena is 16 requests for each, two sessions, and a queue of
-/// each.
+/// A target with `groups` poll groups and an arena of 16 requests for each, two sessions, and a
+/// queue in each.
 struct Jam {
     rig: Rig<RamStore>,
     image: Vec<u8>,
@@ -38,7 +38,7 @@ struct Jam {
 }
 
 const IO: usize = 64 << 10;
-/// What a READ brings that lands after its QP's end.
+/// The data of READs that land after their QP's end.
 const LATE: u8 = 0xdb;
 
 impl Jam {
@@ -72,18 +72,17 @@ impl Jam {
         Self { rig, image, mortal, dying, well }
     }
 
-    /// The first queue dies while the target sends to it and reads from it, and its QP is not
+    /// The first queue dies while the target sends to it and reads from it. Its QP is not
     /// destroyed.
     fn jam(&mut self) {
         let wire = self.rig.wire(self.dying).expect("a path").clone();
         wire.stall(End::B, true);
-        // No room on the wire either: a QP that has sent everything has nothing to do with its
-        // memory.
+        // The wire is full, too: a QP that has sent everything would not touch its memory any more.
         self.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
         for tag in 0..3u16 {
             let io = self.rig.request(self.dying, IoOp::Read, u64::from(tag) << 20, IO as u64);
             self.rig.submit(self.dying, Tag(tag), io).expect("a free tag");
-            // Half a block is not dirty when its data has come, it would be merged.
+            // A partial block is merged before it is dirty.
             let io =
                 self.rig.request(self.dying, IoOp::Write, 2 << 20 | u64::from(tag) << 17, 32768);
             self.rig.submit(self.dying, Tag(3 + tag), io).expect("a free tag");
@@ -111,7 +110,7 @@ impl Jam {
 }
 
 #[test]
-fn what_a_dead_qp_may_still_touch_is_nobodys() {
+fn memory_of_a_dead_qp_is_not_reused() {
     for groups in [1, 2] {
         for cache in MODES {
             let what = format!("{groups} groups, {cache:?}");
@@ -121,7 +120,7 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
             let of = |is: fn(&SlotHolders) -> bool| before.iter().filter(|(_, h, _)| is(h)).count();
             assert!(of(|h| h.sends > 0) > 16, "{what}: to send: {before:?}");
             assert!(of(|h| h.state == State::Private) >= 8, "{what}: to read");
-            // Others use everything else, again and again.
+            // The other queue uses all other memory, again and again.
             for round in 0..3 {
                 for at in (0..4 * MIB).step_by(IO) {
                     jam.read(at);
@@ -131,8 +130,8 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
                 let io = jam.rig.request(well, IoOp::Write, 0, IO as u64);
                 jam.rig.submit(well, Tag(1), io).expect("a free tag");
                 jam.rig.run(PATIENCE, |rig| rig.outstanding(well) == 0).expect("a write");
-                // Sent from nowhere else than where it was, and read into nothing that is
-                // another's.
+                // The QP sends from the same memory as before, and reads into no memory of another
+                // request.
                 let now = lent(&mut jam.rig);
                 for (slot, holders, bytes) in &before {
                     let same = now.iter().find(|(other, ..)| other == slot);
@@ -141,13 +140,13 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
                     };
                     assert_eq!(is.state == State::Private, holders.state == State::Private);
                     assert!(is.sends >= holders.sends, "{what}: {is:?}, was {holders:?}");
-                    // What the QP was reading may have landed by now, and nothing else.
+                    // Only data of the QP's READs may have landed by now.
                     let late =
                         holders.state == State::Private && has.iter().all(|byte| *byte == LATE);
                     assert!(has == bytes || late, "{what}, {round}: {slot} has other bytes");
                 }
             }
-            // Destroyed at last.
+            // The QP is destroyed at last.
             jam.rig.hold_destroys(false);
             let well = jam.well;
             jam.rig.wire(well).expect("a path").cut();
@@ -162,7 +161,7 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
 }
 
 #[test]
-fn the_end_waits_for_what_a_dead_qp_may_still_touch() {
+fn the_end_waits_for_the_memory_of_a_dead_qp() {
     for groups in [1, 2] {
         for cache in MODES {
             let what = format!("{groups} groups, {cache:?}");
@@ -173,7 +172,7 @@ fn the_end_waits_for_what_a_dead_qp_may_still_touch() {
                 jam.rig.step();
                 assert_eq!(jam.rig.stopped(), None, "{what}");
             }
-            // Nor is that of the other one.
+            // The QP of the other queue is not destroyed, either.
             assert_eq!(jam.rig.undestroyed(), 2, "{what}");
             assert!(!lent(&mut jam.rig).is_empty(), "{what}");
             jam.rig.hold_destroys(false);

@@ -1,5 +1,5 @@
-//! What one volume, peer or dead QP may keep from the others: a store that forgets a volume, peers
-//! that take nothing, QPs that do not flush, long zeroing.
+//! Bounds on the harm that one volume, peer or dead QP may do to others: a store that forgets a
+//! volume, peers that take nothing, QPs that do not flush, long zeroing.
 
 mod jam;
 mod silent;
@@ -13,7 +13,7 @@ use rblk_target::volume::ids::VolumeIndex;
 
 const MIB: usize = 1 << 20;
 const MODES: [CacheMode; 3] = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
-/// Whose store may be stuck.
+/// The volume with a store that may be stuck.
 const STUCK: VolumeIndex = VolumeIndex(0);
 
 /// A step of these beds: long enough that seconds pass.

@@ -1,4 +1,4 @@
-//! Peers that take nothing and give nothing are ended; slow ones, and those that want nothing, are
+//! Peers that take nothing and give nothing are ended; slow peers, and peers that want nothing, are
 //! not.
 
 use std::time::Duration;
@@ -18,15 +18,15 @@ fn slow_clock() -> RigOptions {
     RigOptions { tick: TICK, ..RigOptions::default() }
 }
 
-/// Many answers between two that tell of their completion.
+/// Few signaled answers.
 fn raw_options() -> QueueOptions {
     QueueOptions { depth: 32, io_max_bytes: 64 << 10, ..QueueOptions::default() }
 }
 
-/// A bed with an honest queue, and a session with a connection that is driven by hand.
+/// A bed with an honest queue, and a session with a connection driven by hand.
 fn suspected() -> (Bed, QueueId, SessionIndex, RawPeer) {
     let mut bed = Bed::new(&slow_clock());
-    // It has no memory of the arena.
+    // A volume in memory uses no slots of the arena.
     let bystander = bed.queue(MEMORY, raw_options());
     let suspect = bed.rig.begin_session();
     bed.open_all(suspect);
@@ -50,7 +50,7 @@ fn a_peer_that_neither_takes_nor_gives_is_ended() {
     for opcode in [Opcode::Read, Opcode::Write] {
         let (mut bed, bystander, suspect, mut peer) = suspected();
         ask_all(&mut peer, opcode);
-        // The other end does not receive from now on.
+        // The other end stops receiving.
         let stalls = if opcode == Opcode::Read { End::B } else { End::A };
         bed.rig.step();
         peer.wire.stall(stalls, true);
@@ -74,7 +74,7 @@ fn a_peer_that_neither_takes_nor_gives_is_ended() {
         let took = bed.rig.elapsed() - begun;
         assert!((5..=8).contains(&took.as_secs()), "{opcode:?}: after {took:?}");
         assert_eq!(bed.rig.target_counts().lost_connections, lost + 1);
-        // What it had is everybody's.
+        // Its memory is free for others.
         bed.rig.run(100, |rig| rig.group_mut().shard().slots().held().next().is_none()).unwrap();
         bed.write(bystander, 4096, &pattern(1, 16384));
         assert!(bed.read(bystander, 4096, 16384) == pattern(1, 16384));
@@ -83,8 +83,8 @@ fn a_peer_that_neither_takes_nor_gives_is_ended() {
     }
 }
 
-/// A peer asks for all memory of the target and takes nothing, or gives nothing: it keeps its
-/// share, and others read and write what is not in memory, at once.
+/// A peer asks for all memory of the target and takes nothing, or gives nothing. It keeps only its
+/// share, and other hosts read and write uncached blocks without a delay.
 #[test]
 fn a_deaf_reader_keeps_its_share() {
     for groups in [1, 2] {
@@ -114,7 +114,7 @@ fn keeps_its_share(groups: usize, cache: CacheMode, opcode: Opcode) {
         peer.send(&command.to_wire());
     }
     if opcode == Opcode::Write {
-        // The commands come, and no data.
+        // The commands arrive, but no data.
         bed.rig
             .run(SECOND, |rig| rig.groups_mut().any(|g| g.shard().slots().held().count() > 0))
             .unwrap();
@@ -128,17 +128,17 @@ fn keeps_its_share(groups: usize, cache: CacheMode, opcode: Opcode) {
     assert!(kept >= 16, "{what}: {kept} slots are held");
     reads_at_once(&mut bed, bystander, &what);
     assert_eq!(bed.rig.connections(suspect), 1, "{what}: it was ended");
-    // In the end it is ended, and what it kept is everybody's.
+    // The peer is ended at last, and its memory is free for others.
     let gone = bed.rig.run(30 * SECOND, |rig| rig.connections(suspect) == 0);
     assert!(gone.is_ok(), "{what}: {:?}", bed.rig);
     for _ in 0..SECOND {
         bed.rig.step();
     }
-    // The bystander has the last answers that do not tell of their completion.
+    // The bystander's last unsignaled answers hold slots.
     assert!(held(&mut bed) < 16 * 16, "{what}: {:?}", bed.rig);
 }
 
-/// The queue reads what is not in memory, and then may be, as if nobody else were there.
+/// The queue reads uncached blocks, and reads them again, at full speed.
 fn reads_at_once(bed: &mut Bed, queue: QueueId, what: &str) {
     let begun = bed.rig.elapsed();
     for round in 0..32 {
@@ -194,7 +194,7 @@ fn deaf_sessions(bed: &mut Bed, opcode: Opcode) -> Vec<(SessionIndex, RawPeer)> 
         }
     }
     if opcode == Opcode::Write {
-        // The commands come, and no data.
+        // The commands arrive, but no data.
         bed.rig
             .run(SECOND, |rig| rig.groups_mut().any(|g| g.shard().slots().held().count() > 0))
             .unwrap();
@@ -222,18 +222,18 @@ fn keep_one_share(groups: usize, cache: CacheMode, opcode: Opcode) {
         let from = bed.rig.elapsed();
         bed.write(writer, round * 65536, &pattern(round, 65536));
         let took = bed.rig.elapsed() - from;
-        // The store may have to be done with what waits for it.
+        // The store may have to finish waiting ops first.
         assert!(took < Duration::from_millis(200), "{what}, {round}: a write took {took:?}");
     }
     let lives = deaf.iter().filter(|(session, _)| bed.rig.connections(*session) > 0).count();
     assert!(lives > 0, "{what}: they were ended before");
-    // In the end all are ended: a few at a time have their turn, and take nothing.
+    // All are ended at last: a few at a time have their turn, and take nothing.
     bed.rig
         .run(300 * SECOND, |rig| deaf.iter().all(|(session, _)| rig.connections(*session) == 0))
         .unwrap_or_else(|error| panic!("{what}: {error}: {:?}", bed.rig));
 }
 
-/// A peer takes a little now and then, so that WRs complete, and keeps much: it is ended.
+/// A peer takes a little now and then, so that WRs complete, and holds much memory: it is ended.
 #[test]
 fn a_peer_that_takes_too_little_is_ended() {
     let mut bed = Bed::new(&slow_clock());
@@ -243,7 +243,7 @@ fn a_peer_that_takes_too_little_is_ended() {
     for tag in 0..1000u16 {
         bed.submit(slow, tag, IoOp::Read, u64::from(tag) * 4096, 4096);
     }
-    // The commands come.
+    // The commands arrive.
     bed.rig.step();
     wire.stall(End::B, true);
     bed.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
@@ -272,7 +272,7 @@ fn a_slow_peer_that_moves_is_not_ended() {
         ask_all(&mut peer, opcode);
         let mut answered = 0;
         for round in 0..8 {
-            // Deaf for long, but not for too long.
+            // Deaf for long, but within the limit.
             bed.rig.step();
             peer.wire.stall(End::A, true);
             peer.wire.stall(End::B, true);
@@ -302,7 +302,7 @@ fn a_slow_peer_that_moves_is_not_ended() {
 #[test]
 fn a_peer_that_wants_nothing_is_not_ended() {
     let (mut bed, bystander, suspect, mut peer) = suspected();
-    // Answers that do not tell of their completion are on their way, as far as the target knows.
+    // Unsignaled answers are on their way, as far as the target knows.
     let command = peer.transfer(Opcode::Read, 1, 0, 128);
     peer.send(&command.to_wire());
     assert!(!matches!(peer.hear(&mut bed), Heard::End(_)));
@@ -312,7 +312,7 @@ fn a_peer_that_wants_nothing_is_not_ended() {
     }
     assert_eq!(bed.rig.connections(suspect), 1);
     assert_eq!(bed.rig.take_path_ends(bystander), []);
-    // A while without anything on its way does not count.
+    // An idle time does not count.
     ask_all(&mut peer, Opcode::Write);
     peer.wire.stall(End::A, true);
     for _ in 0..4 * SECOND {

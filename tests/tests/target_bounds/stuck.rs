@@ -1,4 +1,4 @@
-//! A store that forgets a volume: the others have their memory and their operations all the same.
+//! A store that forgets a volume: the other volumes still have their memory and their operations.
 
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
@@ -15,7 +15,7 @@ use super::{MIB, MODES, STUCK};
 
 const WELL: VolumeIndex = VolumeIndex(1);
 
-/// A store that keeps the ops of one volume while it is told to, and takes so many in all.
+/// A store that keeps the ops of one volume while `is_stuck`, and has a limit of ops in all.
 struct PartlyStuck {
     inner: RamStore,
     is_stuck: bool,
@@ -49,7 +49,7 @@ impl Store for PartlyStuck {
     }
 }
 
-/// Two volumes at a store that has forgotten the first, and a queue of each.
+/// Two volumes at a store that has forgotten the first, and a queue for each.
 struct Two {
     rig: Rig<PartlyStuck>,
     sessions: [SessionIndex; 2],
@@ -111,7 +111,7 @@ impl Two {
         assert!(all_well && outcomes.len() == 1, "{what}: {outcomes:?}");
     }
 
-    /// The well volume does everything that it ever did, with the longest requests too.
+    /// Checks that the well volume still does everything, with the longest requests too.
     fn goes_on(&mut self, random: &mut Random, what: &str) {
         for len in [4096, 64 << 10, MIB] {
             let at = random.index(VOLUME_LEN / 4096 - len / 4096) * 4096;
@@ -140,7 +140,7 @@ impl Two {
         self.rig.store_mut().is_stuck = false;
     }
 
-    /// Every connection ends, and then no memory is held.
+    /// Ends every connection. Then no memory is held.
     fn end(mut self, what: &str) {
         for session in self.sessions {
             self.rig.new_epoch(session).expect("connections end");
@@ -164,7 +164,7 @@ fn a_stuck_volume_leaves_memory_to_others() {
             let (reader, writer) = (two.queue(options), two.queue(options));
             let data = pattern(7, MIB);
             for tag in 0..32 {
-                // Whole blocks, which may be dirty at once, and others.
+                // Whole blocks, which become dirty at once, and others.
                 let len = MIB - 512 * usize::from(tag % 2);
                 two.rig.fill_buffer(writer, Tag(tag), &data);
                 two.submit(writer, tag, IoOp::Write, usize::from(tag) * MIB, len);
@@ -178,7 +178,7 @@ fn a_stuck_volume_leaves_memory_to_others() {
             for _ in 0..1000 {
                 two.rig.step();
             }
-            // From memory, as many as may be dirty.
+            // Acknowledged from memory, up to the limit of dirty bytes.
             let written = two.rig.take_outcomes();
             assert_eq!(!written.is_empty(), stuck == CacheMode::WriteBack, "{what}: {written:?}");
             let (of_reader, of_writer) = (two.rig.outstanding(reader), two.rig.outstanding(writer));
@@ -187,7 +187,7 @@ fn a_stuck_volume_leaves_memory_to_others() {
             for _ in 0..3 {
                 two.goes_on(&mut random, &what);
             }
-            // The store comes back, and everything that waits with it.
+            // The store comes back, and every waiting request ends.
             two.wake();
             let done =
                 two.rig.run(PATIENCE, |rig| rig.outstanding(reader) + rig.outstanding(writer) == 0);
@@ -211,7 +211,7 @@ fn a_stuck_volume_leaves_operations_to_others() {
         let size = VOLUME_LEN / 4096;
         for (half, queue) in queues.into_iter().enumerate() {
             for tag in 0..1000u16 {
-                // Not each other's neighbours, and not of the same block.
+                // No neighbours, and no two reads of one block.
                 let block = (usize::from(tag) * 2 + half * 2000) % size;
                 two.submit(queue, tag, IoOp::Read, block * 4096, 4096);
             }
@@ -275,7 +275,7 @@ fn a_volume_alone_may_use_more_than_half() {
             store
         })
         .expect("a rig");
-        // What one session alone may keep is less.
+        // One session alone may keep less.
         let queues = [(); 6].map(|()| {
             let session = rig.begin_session();
             rig.open(session, STUCK, AccessMode::Shared);
@@ -290,7 +290,7 @@ fn a_volume_alone_may_use_more_than_half() {
                 rig.submit(queue, Tag(tag), io).expect("a free tag");
             }
         }
-        // Sixteen of them are all there is, less what may be dirty.
+        // Sixteen requests fill the memory, less the part for dirty blocks.
         let half = if mode == CacheMode::WriteBack { 6 } else { 8 };
         let more = rig.run(PATIENCE, |rig| rig.store_mut().in_flight() > half);
         assert!(more.is_ok(), "{mode:?}: {rig:?}");

@@ -1,4 +1,4 @@
-//! Long zeroing: others go on meanwhile, and it ends with its connection.
+//! Long zeroing: other requests are served meanwhile, and the zeroing ends with its connection.
 
 use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
@@ -15,7 +15,7 @@ const LARGE: usize = 64 * MIB;
 const LARGE_VOLUME: VolumeIndex = VolumeIndex(0);
 const SMALL_VOLUME: VolumeIndex = VolumeIndex(1);
 
-/// A large volume in memory, full of ones, another volume, and a queue of each.
+/// A large volume in memory, full of ones, another volume, and a queue for each.
 fn large() -> (Rig<RamStore>, [SessionIndex; 2], [QueueId; 2]) {
     let volumes = [LARGE, MIB].map(|bytes| VolumeSpec::new(VolumeKind::Memory, bytes as u64));
     let options = RigOptions { volumes: volumes.to_vec(), ..RigOptions::default() };
@@ -54,7 +54,7 @@ fn zeroing_a_large_volume_lets_others_go_on() {
         rig.submit(large, Tag(0), io).expect("a free tag");
         rig.run(100, |rig| byte_at(rig, from) == 0).expect("it begins");
         assert_eq!(byte_at(&rig, to - 1), 1, "{op:?}: in one go");
-        // Reads and writes of another volume, a read of the same, a second zeroing behind the
+        // Reads and writes of another volume, a read of this one, and a second zeroing behind the
         // first.
         let mut answered = Vec::new();
         let io = rig.request(large, op, (to + 512) as u64, 512);
@@ -103,7 +103,7 @@ fn a_connection_that_dies_while_it_zeroes_leaves_nothing_behind() {
         rig.wire(large).expect("a path").cut();
         rig.run(PATIENCE, |rig| rig.connections(session) == 0).expect("it is buried");
         rig.take_outcomes();
-        // Nobody writes to the volume who could not be told apart from its next user.
+        // No late write of the dead connection may change the volume.
         let ones = vec![0x77; MIB];
         let memory = rig.memory(LARGE_VOLUME).expect("in memory");
         (0..LARGE / MIB).for_each(|at| memory.write(at * MIB, &ones));
@@ -113,7 +113,7 @@ fn a_connection_that_dies_while_it_zeroes_leaves_nothing_behind() {
         for at in (0..LARGE).step_by(MIB) {
             assert!(is_all(&rig, at..at + MIB, 0x77), "{waits}: zeroed at {at} by the dead");
         }
-        // And others are zeroed as ever.
+        // Zeroing of the other volume works as usual.
         rig.reconnect(large).expect("a path");
         let io = rig.request(small, IoOp::WriteZeroes, 0, MIB as u64);
         rig.submit(small, Tag(0), io).expect("a free tag");

@@ -1,4 +1,4 @@
-//! Upgrades of a target whose hosts prove their keys.
+//! Upgrades of a target with hosts that prove their keys.
 
 use rblk_initiator::volume::error::SessionError;
 use rblk_initiator::volume::session::Credentials;
@@ -6,7 +6,7 @@ use rblk_protocol::auth::{PublicKey, SecretKey};
 
 use super::*;
 
-/// A configuration that lets in the hosts of these keys, by a key that is made for the target.
+/// A configuration that lets in the hosts with these keys, with a new key for the target.
 fn with_keys(dir: &Path, hosts: &[(&str, &SecretKey)]) {
     let before = std::fs::read_to_string(configuration(dir)).unwrap();
     let hosts = hosts.iter().map(|(name, key)| {
@@ -43,7 +43,7 @@ fn a_key_that_goes_while_a_target_hands_over_stays_gone() {
     let [kept, revoked] = [(); 2].map(|()| SecretKey::generate().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let (target, its) = start_with_keys(dir.path(), &[("db1", &kept), ("db2", &revoked)]);
-    // A mount that does not leave at once: there is time between the question and the hand-over.
+    // A mount that stays for a while: there is time between the request and the hand-over.
     let client = prove(&target, its, &revoked, AccessMode::Exclusive.into()).expect("it may");
     let upgrade = begin(&target, &["--timeout", "2s"]);
     wait_for("the begin", || target.log().contains("another program takes over").then_some(()));
@@ -71,7 +71,7 @@ fn a_target_that_could_not_start_again_is_not_left() {
     let (target, its) = start_with_keys(dir.path(), &[("db1", &key)]);
     let client = prove(&target, its, &key, AccessMode::Exclusive.into()).expect("it may");
     let instance = target.status().instance;
-    // The next program would have a key of its own.
+    // The next program would have another key.
     let (old, new) = (dir.path().join("target.key"), dir.path().join("new.key"));
     std::fs::rename(&old, &new).unwrap();
     let config = dir.path().join("target.toml");

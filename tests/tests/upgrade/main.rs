@@ -1,5 +1,5 @@
 //! A running target is replaced by another program in its process, under sessions of the real
-//! initiator: what they notice, and what becomes of an upgrade that cannot be.
+//! initiator: the effects on mounts, and the end of an upgrade that fails.
 
 mod keys;
 mod starts;
@@ -19,7 +19,7 @@ use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run, wait_for};
 use serde_json::Value;
 
-/// A configuration with one volume on a file, which keeps what is dirty in memory for an hour.
+/// A configuration with one volume on a file, which keeps dirty blocks in memory for an hour.
 fn configuration(dir: &Path) -> PathBuf {
     let volume = dir.join("v.img");
     if !volume.exists() {
@@ -45,7 +45,7 @@ fn command(target: &Target, args: &[&str]) -> Command {
     command
 }
 
-/// Begins an upgrade that tells its outcome in JSON.
+/// Begins an upgrade with its outcome in JSON.
 fn begin(target: &Target, args: &[&str]) -> Child {
     let mut command = command(target, &["--output", "json"]);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -60,13 +60,13 @@ fn end(mut child: Child) -> (Option<i32>, Value, String) {
     (output.status.code(), said, complaint)
 }
 
-/// Does what a mount does that hears of an upgrade: leaves, and comes back at once.
+/// Leaves and comes back at once, as a mount does at an upgrade.
 fn go_along(mut client: Client, target: &Target) -> Client {
     assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
     let generation = client.volume.generation;
     drop(client);
     let claim = Claim { generation, ..AccessMode::Exclusive.into() };
-    // One try is enough: the socket lets it wait for the next program.
+    // One attempt is enough: the socket lets it wait for the next program.
     Client::claim(&target.address, "v", 1, claim).expect("the same volume")
 }
 
@@ -77,7 +77,7 @@ fn events(target: &Target) -> Vec<Event> {
     stdout.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
 }
 
-/// A program that does something before it is the real one.
+/// A program that runs a script before the real one.
 fn wrapper(dir: &Path, script: &str) -> String {
     let path = dir.join("other-program");
     let real = program("rblk-targetd");
@@ -95,7 +95,7 @@ fn a_mount_notices_a_pause_and_nothing_else() {
     // Acknowledged, in the memory of the target alone, and covered by no FLUSH.
     client.write(0, &pattern(1, 64 << 10));
     let (before, volume) = (target.status(), client.volume);
-    // Somebody who connects at any moment is never refused by the kernel.
+    // The kernel never refuses a connection, at any moment of the upgrade.
     let (refused, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let knocking = {
         let (refused, over, port) = (Arc::clone(&refused), Arc::clone(&over), target.address.port);
@@ -127,7 +127,7 @@ fn a_mount_notices_a_pause_and_nothing_else() {
     assert!(number("pause_ms") >= number("ready_ms"), "{said}");
     assert_eq!((&said["clean"], &said["from_version"]), (&true.into(), &before.version.into()));
 
-    // Nothing is lost, and nobody believes so.
+    // Every write survives, and no verifier changes.
     let is = |of: &Client| (of.volume.verifier, of.volume.generation);
     assert_eq!(is(&client), (volume.verifier, volume.generation));
     assert!(client.read(0, 64 << 10) == pattern(1, 64 << 10));
@@ -139,7 +139,7 @@ fn a_mount_notices_a_pause_and_nothing_else() {
     let upgrades = told.iter().filter(|event| event.kind == EventKind::Upgrade).count();
     assert_eq!(upgrades, 2, "it took over, and every mount is back: {told:?}");
 
-    // And once more, from the program that took over.
+    // Once more, from the program that took over.
     let upgrade = begin(&target, &[]);
     let client = go_along(client, &target);
     let (code, _, complaint) = end(upgrade);
@@ -154,8 +154,8 @@ fn a_target_is_handed_over_by_way_of_the_command_too() {
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
     client.write(0, &pattern(1, 64 << 10));
     let before = target.status();
-    // `rblk-target serve` becomes the daemon, and that keeps what the target left open: also a
-    // store that no path leads to any more.
+    // `rblk-target serve` executes the daemon, which keeps the target's open files: also a store
+    // without a path.
     std::fs::remove_file(dir.path().join("v.img")).unwrap();
     let command = program("rblk-target").display().to_string();
     let upgrade = begin(&target, &["--force", "--program", &command]);
@@ -177,7 +177,7 @@ fn another_host_cannot_slip_in() {
     assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
     let generation = client.volume.generation;
     drop(client);
-    // The holder is away, and the first who comes is another host.
+    // The holder is away, and another host comes first.
     let other = Client::connect(&target.address, "v", 2).unwrap_err();
     assert!(other.to_string().contains("in use"), "{other}");
     let (code, said, complaint) = end(upgrade);
@@ -188,7 +188,7 @@ fn another_host_cannot_slip_in() {
     wait_for("the mount", || (target.status().upgrade?.back == 1).then_some(()));
 }
 
-/// What a target shows that must not change by an upgrade that is refused.
+/// Two properties of a target that a refused upgrade must not change.
 fn of(target: &Target, client: &mut Client) -> (String, WriteVerifier) {
     client.write(0, &pattern(3, 4096));
     client.flush();
@@ -196,7 +196,7 @@ fn of(target: &Target, client: &mut Client) -> (String, WriteVerifier) {
 }
 
 #[test]
-fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
+fn a_refused_upgrade_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
@@ -216,7 +216,7 @@ fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
     );
     refused(&["--program", &old], &["in form 1 to 1", "drain, install, start"]);
 
-    // It would want more memory than there is.
+    // The next program would need more memory than there is.
     let large = wrapper(
         dir.path(),
         "case \"$*\" in *--check-take-over) \"$REAL\" \"$@\" | sed 's/\"share\":[0-9]*/\"share\":1125899906842624/'; exit 0;; esac",
@@ -226,7 +226,7 @@ fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
         &["even with the memory", "an arena of 1024TiB", "lower `arena`"],
     );
 
-    // A configuration that the next program could not start with, or that lacks the volume.
+    // A configuration that the next program would reject, or that lacks the volume.
     let config = configuration(dir.path());
     let good = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, format!("nonsense = 1\n{good}")).unwrap();
@@ -268,7 +268,7 @@ fn a_mount_that_does_not_leave_is_cut_off_and_counted() {
     let target = start(dir.path());
     let client = Client::connect(&target.address, "v", 1).unwrap();
     let upgrade = begin(&target, &["--timeout", "60s"]);
-    // It never asks for news.
+    // This client never asks for events.
     wait_for("the next program", || target.status_if_any()?.upgrade);
     let generation = client.volume.generation;
     drop(client);
@@ -296,8 +296,7 @@ fn a_stop_that_is_ordered_meanwhile_wins() {
     assert_eq!(end(upgrade).0, Some(1));
 }
 
-/// What must be so after a stop, whatever the target did when it was ordered: an end in good order,
-/// and everything in the store.
+/// Checks a stop that came during an upgrade: an exit code of 0, and everything in the store.
 fn assert_stopped_well(dir: &Path, target: &mut Target, verifier: WriteVerifier, what: &str) {
     assert_eq!(target.wait(), Some(0), "{what}:\n{}", target.log());
     assert!(!target.socket.exists(), "{what}");
@@ -305,13 +304,13 @@ fn assert_stopped_well(dir: &Path, target: &mut Target, verifier: WriteVerifier,
     assert!(stored[..4096] == pattern(1, 4096), "{what}: the volume has what was written");
     let config = configuration(dir);
     target.start_again(dir, &["--config", &config.display().to_string()]);
-    // Another verifier would tell the mounts of a loss.
+    // Another verifier would report a loss to the mounts.
     let client = Client::connect(&target.address, "v", 1).unwrap();
     assert_eq!(client.volume.verifier, verifier, "{what}: the run ended clean");
     client.logout();
 }
 
-/// Writes what stays dirty in the memory of the target, and leaves.
+/// Writes a block that stays dirty in the target's memory, and leaves.
 fn write_and_leave(target: &Target) -> WriteVerifier {
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
     client.write(0, &pattern(1, 4096));
@@ -344,7 +343,7 @@ fn a_stop_at_any_moment_of_an_upgrade_is_heard() {
         wait_for("the begin", || {
             (target.log().matches("another program takes over").count() > told).then_some(())
         });
-        // From the stop of the poll groups to a program that serves.
+        // From the stop of the poll groups until the next program serves.
         std::thread::sleep(std::time::Duration::from_millis(3) * step);
         target.terminate();
         assert_stopped_well(dir.path(), &mut target, verifier, &format!("at step {step}"));
@@ -353,7 +352,7 @@ fn a_stop_at_any_moment_of_an_upgrade_is_heard() {
 }
 
 #[test]
-fn every_thread_leaves_signals_to_who_reads_them() {
+fn every_thread_blocks_the_signals_of_the_signal_reader() {
     let blocked = |path: &Path| {
         let status = std::fs::read_to_string(path).ok()?;
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?.trim();
@@ -371,7 +370,7 @@ fn every_thread_leaves_signals_to_who_reads_them() {
         .collect();
     assert!(threads.len() > 2 && threads.iter().all(|mask| mask & held == held), "{threads:x?}");
     client.logout();
-    // A program that is asked is no part of that.
+    // A program that only answers questions does not inherit the mask.
     let seen = dir.path().join("seen");
     let script = format!(
         "case \"$*\" in *--check-take-over) grep SigBlk /proc/self/status >'{}';; esac; exit 1",

@@ -1,16 +1,17 @@
-//! Programs that fail or are killed while they start: the one before goes on, and a killed one
-//! leaves nothing that a plain start does not find.
+//! Programs that fail or are killed while they start: the old one goes on, and a killed one leaves
+//! nothing that confuses a plain start.
 
 use std::net::TcpListener;
 
 use super::*;
 
-/// What a wrapper does when it is to start, and not to say whether it could.
+/// Runs a script in the wrapper at a real start only, not at a check.
 fn at_the_start(script: &str) -> String {
     format!("case \"$*\" in *--check-take-over) ;; *)\n{script}\n;; esac")
 }
 
-/// A wrapper that waits before the real program: says so, and goes on when it is let.
+/// A wrapper that waits before the real program: reports that, and continues when the test opens
+/// it.
 struct Gate {
     reached: PathBuf,
     open: PathBuf,
@@ -32,7 +33,7 @@ impl Gate {
         ))
     }
 
-    /// Waits until the program was started that took the place of the target.
+    /// Waits until the program that replaces the target was started.
     fn wait(&self) {
         wait_for("the other program", || self.reached.exists().then_some(()));
     }
@@ -42,7 +43,7 @@ impl Gate {
     }
 }
 
-/// Adds keys to the configuration file, and returns what it was.
+/// Adds keys to the configuration file, and returns the old text.
 fn add_to_configuration(dir: &Path, keys: &str) -> String {
     let path = configuration(dir);
     let before = std::fs::read_to_string(&path).unwrap();
@@ -64,7 +65,7 @@ fn a_configuration_that_only_a_start_finds_wrong_takes_no_target_away() {
     assert_refused(&refused, 1, &[&text, "another program may use the port", "serves as before"]);
     assert_eq!(of(&target, &mut client), before);
 
-    // The key comes into force when the port is free, and the socket is left to the next program.
+    // With a free port the key is accepted, and the socket goes to the next program.
     drop(taken);
     for _ in 0..2 {
         let upgrade = begin(&target, &[]);
@@ -77,7 +78,7 @@ fn a_configuration_that_only_a_start_finds_wrong_takes_no_target_away() {
 }
 
 #[test]
-fn a_program_that_cannot_start_makes_room_for_the_one_before() {
+fn a_program_that_cannot_start_gives_way_to_the_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
@@ -89,8 +90,8 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
         assert!(client.read(0, 4096) == pattern(1, 4096));
     };
 
-    // A port is taken after it was tried. And by then neither the configuration nor the file of the
-    // volume is there any more.
+    // The port is taken after its check. By then the configuration and the file of the volume are
+    // gone, too.
     let port = rblk_tests::program::free_port();
     let good = add_to_configuration(dir.path(), &format!("http = '127.0.0.1:{}'", port.number));
     let gate = Gate::new(dir.path());
@@ -121,7 +122,7 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
     std::fs::write(&config, good).unwrap();
     drop(taken);
 
-    // One that finds only after it has its stores open that it may not have as much.
+    // A program that learns only after opening its stores that its limits are too low.
     let script = "case \"$*\" in *--check-take-over) set -- $(echo \"$*\" | sed 's/--poll-groups 1/--poll-groups 12/');; \
                   *) ulimit -n 48;; esac";
     let kept = "what the run before left of the volume volume=v before=every acknowledged write";
@@ -136,7 +137,7 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
     assert_eq!(starts(&target), before + 1, "the one before goes on: {}", target.log());
     is_as_before(&mut client);
 
-    // One that is gone when it is wanted.
+    // A program that disappears before its start.
     let gone = "case \"$*\" in *--check-take-over) rm \"$0\"; exec \"$REAL\" \"$@\";; esac";
     let upgrade = begin(&target, &["--program", &wrapper(dir.path(), gone)]);
     client = go_along(client, &target);
@@ -145,7 +146,7 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
     assert!(complaint.contains("cannot run") && complaint.contains("serves again"), "{complaint}");
     is_as_before(&mut client);
 
-    // And then one that can.
+    // A program that works.
     let upgrade = begin(&target, &[]);
     client = go_along(client, &target);
     let (code, _, complaint) = end(upgrade);
@@ -154,7 +155,7 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
 }
 
 #[test]
-fn a_program_starts_with_what_was_judged() {
+fn a_program_starts_with_the_checked_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
     let client = Client::connect(&target.address, "v", 1).unwrap();
@@ -164,7 +165,7 @@ fn a_program_starts_with_what_was_judged() {
     let claim = Claim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
     drop(client);
     gate.wait();
-    // What the files say by now would lose the volume for its mounts.
+    // The present files would lose the volume for its mounts.
     std::fs::write(dir.path().join("target.toml"), "max_io = 'nonsense'").unwrap();
     gate.open();
     let client = Client::claim(&target.address, "v", 1, claim).expect("the same volume");
@@ -173,12 +174,12 @@ fn a_program_starts_with_what_was_judged() {
     assert_eq!(client.volume.verifier, verifier);
 }
 
-/// A system call of a start, at which the program is killed before the kernel does anything.
+/// A system call of a start. The program is killed before the kernel does anything.
 struct Step {
-    /// What the program is about to do.
+    /// The program's next action.
     name: &'static str,
     call: &'static str,
-    /// Which of these calls of one thread, counted from 1.
+    /// The number of the call in its thread, counted from 1.
     number: u32,
 }
 
@@ -222,7 +223,7 @@ impl Step {
     }
 }
 
-/// Whether the record of `volume` says that the process holds acknowledged writes.
+/// Whether the record of `volume` notes that the process holds acknowledged writes.
 fn is_at_risk(dir: &Path, volume: &str) -> bool {
     let records = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let records = records.filter(|path| path.extension().is_some_and(|end| end == "volume"));
@@ -274,8 +275,8 @@ fn a_program_that_is_killed_in_its_start_loses_nothing() {
             let mut client = Client::claim(&target.address, volume, 1, claim)
                 .unwrap_or_else(|error| panic!("{when}: {volume} is fenced: {error}"));
             assert!(client.read(0, 4096) == data, "{when}: {volume}");
-            // A record that names the process belongs to a program that serves; a kill of that one
-            // may lose writes of a write-back volume, and must say so.
+            // A record that names the process belongs to a serving program. A kill of that one may
+            // lose writes of a write-back volume, and must be reported.
             let same = client.volume.verifier == before.verifier;
             assert_eq!(same, !at_risk[index], "{when}: {volume}");
             client.flush();

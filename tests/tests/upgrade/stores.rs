@@ -1,5 +1,5 @@
-//! Upgrades of a target whose stores or state are not what they were: refused by name before
-//! anything ends, and by force the next program goes on with what is open.
+//! Upgrades of a target whose stores or state have changed: refused by name before any session
+//! ends. By force the next program continues with the open files.
 
 use rblk_target::operate::status::TargetStatus;
 
@@ -8,14 +8,14 @@ use super::*;
 const BLOCK: usize = 4096;
 const SIZE: u64 = 4 << 20;
 
-/// The first and the last bytes of the volume. The target is told to make them durable.
+/// Writes the first and the last bytes of the volume, and flushes.
 fn fill(client: &mut Client) {
     client.write(0, &pattern(1, BLOCK));
     client.write(SIZE - 4096, &pattern(2, BLOCK));
     client.flush();
 }
 
-/// A target with a client that wrote something.
+/// A target with a client that wrote to it.
 fn served(dir: &Path) -> (Target, Client) {
     let target = start(dir);
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
@@ -23,7 +23,7 @@ fn served(dir: &Path) -> (Target, Client) {
     (target, client)
 }
 
-/// An upgrade is refused for that, and nothing has changed for the mount.
+/// Checks that an upgrade is refused for that reason, and that the mount notices nothing.
 fn assert_serves_on(target: &Target, client: &Client, pieces: &[&str]) {
     let before = target.status();
     let refused = run(&mut command(target, &[]));
@@ -32,7 +32,7 @@ fn assert_serves_on(target: &Target, client: &Client, pieces: &[&str]) {
     assert_refused(&refused, 1, &["--force", "serves as before"]);
     let now = target.status();
     assert_eq!((&now.instance, now.fencings), (&before.instance, 0));
-    // Not of one that was refused its volume, which ends with its connection.
+    // Without sessions that were refused their volume, which end with their connection.
     let open = |status: &TargetStatus| {
         status.sessions.iter().filter(|session| !session.volumes.is_empty()).count()
     };
@@ -43,7 +43,7 @@ fn assert_serves_on(target: &Target, client: &Client, pieces: &[&str]) {
     assert!(client.volume.blocks.0 > 0);
 }
 
-/// By force another program takes over, and the mount finds its volume as it was.
+/// Upgrades by force. The mount finds its volume unchanged.
 fn force(target: &Target, client: Client) -> Client {
     let before = client.volume;
     let upgrade = begin(target, &["--force"]);
@@ -61,8 +61,8 @@ fn assert_holds(client: &mut Client, what: &str) {
     assert!(client.read(SIZE - 4096, BLOCK) == pattern(2, BLOCK), "{what}: its last block");
 }
 
-/// The new program goes on with the file that is open, whatever is at the path: twice, since the
-/// second one has it from a program that never opened it.
+/// Checks that the new program continues with the open file, whatever is at the path: twice, since
+/// the second program gets the file from one that never opened it.
 fn assert_goes_on_with_the_open_file(target: &Target, mut client: Client, what: &str) {
     for _ in 0..2 {
         client = force(target, client);
@@ -107,7 +107,7 @@ fn another_file_at_the_path_is_named_and_not_served() {
 }
 
 #[test]
-fn a_directory_at_the_path_is_named_and_no_hindrance() {
+fn a_directory_at_the_path_is_named_and_by_force_served_on() {
     let dir = tempfile::tempdir().unwrap();
     let (target, mut client) = served(dir.path());
     let (path, away) = (dir.path().join("v.img"), dir.path().join("away.img"));
@@ -118,7 +118,7 @@ fn a_directory_at_the_path_is_named_and_no_hindrance() {
     assert_holds(&mut client, "a directory");
     client = force(&target, client);
     assert_holds(&mut client, "a directory");
-    // Put back, and everything is as it was.
+    // With the file back, an upgrade works.
     std::fs::remove_dir(&path).unwrap();
     std::fs::rename(&away, &path).unwrap();
     let upgrade = begin(&target, &[]);
@@ -144,7 +144,7 @@ fn a_file_of_another_length_is_named_and_the_volume_keeps_its_size() {
         if len > SIZE {
             assert_holds(&mut client, &what);
         }
-        // What is written lands, and makes the file longer where that is needed.
+        // Writes succeed, and lengthen the file where needed.
         fill(&mut client);
         let mut client = force(&target, client);
         assert_holds(&mut client, &what);
@@ -158,7 +158,7 @@ fn a_file_that_grew_by_whole_blocks_is_served_as_before() {
     let (target, client) = served(dir.path());
     let path = dir.path().join("v.img");
     let before = client.volume;
-    // Somebody has put something behind the end already, for a resize to come.
+    // Data behind the end, in preparation of a resize.
     let mut bytes = std::fs::read(&path).unwrap();
     bytes.extend(pattern(7, BLOCK));
     std::fs::write(&path, bytes).unwrap();
@@ -172,7 +172,7 @@ fn a_file_that_grew_by_whole_blocks_is_served_as_before() {
     assert!(bytes[usize::try_from(SIZE).unwrap()..] == pattern(7, BLOCK), "it is still there");
 }
 
-/// The file of the state directory whose name ends so.
+/// The file of the state directory with this ending.
 fn file_with(dir: &Path, ending: &str) -> String {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names = names.map(|name| name.into_string().unwrap());
@@ -193,7 +193,7 @@ fn a_lost_state_is_named_and_no_mount_is_fenced() {
         }
         assert_serves_on(&target, &client, &["is gone", "would be refused (fenced)", "a loss"]);
         assert_holds(&mut client, "a lost state");
-        // Put back, and everything is as it was.
+        // With the files back, an upgrade works.
         for file in &files {
             std::fs::rename(kept.join(file), dir.path().join(file)).unwrap();
         }
@@ -228,7 +228,7 @@ fn another_state_than_the_target_wrote_is_named() {
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
     let record = dir.path().join(file_with(dir.path(), ".volume"));
     let earlier = std::fs::read(&record).unwrap();
-    // Another host takes it over: a later generation.
+    // Another host takes over, in a later generation.
     let taken = Claim { take_over: true, ..AccessMode::Exclusive.into() };
     let mut other = Client::claim(&target.address, "v", 2, taken).unwrap();
     fill(&mut other);
@@ -243,7 +243,7 @@ fn another_state_than_the_target_wrote_is_named() {
     );
 }
 
-/// A file that nobody can change or remove as long as this lives.
+/// A file that cannot be changed or removed while this lives.
 struct Immutable(PathBuf);
 
 impl Immutable {

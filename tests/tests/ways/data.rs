@@ -22,7 +22,7 @@ fn as_root_logins_that_pass_and_data_that_does_not_are_named() {
         let listed = initiator(&["list"]);
         assert!(listed.stderr.contains(&format!("{}: {hint}", served.name())), "{listed:?}");
         wait_for("its log", || served.log().contains("logins pass, data does not").then_some(()));
-        // The doctor sees the same, before anything is mounted.
+        // The doctor finds the fault, too, before any mount.
         let doctor = initiator(&["doctor", &address, "--timeout", "2s", "-o", "json"]);
         let report: serde_json::Value = serde_json::from_str(&doctor.stdout).unwrap();
         let data = report["findings"].as_array().unwrap().iter().find(|f| f["subject"] == "data");

@@ -1,4 +1,4 @@
-//! A mount by an address that is not its best says so, and leaves it when it can.
+//! A mount by an address that is not its best reports that, and leaves the address when it can.
 
 use std::time::{Duration, Instant};
 
@@ -40,13 +40,13 @@ fn as_root_every_command_says_that_a_path_is_not_the_best() {
     assert!(fallback["reason"].as_str().is_some_and(|why| why.contains("nothing listens")));
     let metric = |value| format!("rblk_mount_fallback{{mount=\"{name}\"}} {value}\n");
     assert!(initiator(&["metrics"]).stdout.contains(&metric(1)));
-    // When the best address is back, there is nothing to say.
+    // With the best address back, the report ends.
     bed.relay.listen();
     wait_for("the way back", || is_on_best(&served, &bed).then_some(()));
     assert_eq!(served.status()["fallback"], serde_json::Value::Null);
     assert!(initiator(&["metrics"]).stdout.contains(&metric(0)));
     assert!(!initiator(&["list"]).stderr.contains(name));
-    // A path that dies later is told as well.
+    // A path that dies later is reported as well.
     bed.relay.refuse();
     bed.relay.cut();
     wait_for("the second address", || {
@@ -60,7 +60,7 @@ fn as_root_every_command_says_that_a_path_is_not_the_best() {
 
 #[test]
 #[ignore = "needs root: the mounts of a host are root's"]
-fn as_root_the_command_that_mounts_says_it_too() {
+fn as_root_the_mount_command_reports_it_too() {
     let bed = Bed::new();
     bed.relay.refuse();
     let (relay, own) = (bed.relay.address.to_string(), bed.target.address.to_string());
@@ -75,7 +75,8 @@ fn as_root_the_command_that_mounts_says_it_too() {
     assert_eq!(unmounted.code, Some(0), "{unmounted:?}");
 }
 
-/// As RDMA's listener, which ends with the program, while the sockets of TCP are handed on.
+/// A relay stands for RDMA's listener, which ends with the program, while the sockets of TCP are
+/// handed on.
 #[test]
 #[ignore = "needs root: the mounts of a host are root's"]
 fn as_root_after_an_upgrade_of_the_target_a_mount_is_back_on_its_best_path() {
@@ -96,7 +97,7 @@ fn as_root_after_an_upgrade_of_the_target_a_mount_is_back_on_its_best_path() {
         upgrade.join().unwrap();
     });
     assert_eq!(served.status()["fallback"], serde_json::Value::Null);
-    // A listener that takes longer is looked for, long before `failback`, which is 30 s.
+    // The mount looks for a slow listener long before `failback`, which is 30 s.
     bed.relay.refuse();
     std::thread::scope(|scope| {
         let upgrade = scope.spawn(|| bed.upgrade());

@@ -7,7 +7,7 @@ use super::*;
 
 const MOUNTS: usize = 20;
 
-/// A target whose volumes are for one host, and the files of the mounts of that host.
+/// A target with volumes for one host, and the configurations of that host's mounts.
 struct Keys {
     target: Target,
     old: PublicKey,
@@ -41,7 +41,7 @@ impl Keys {
         Self { target, old, host_key, dir }
     }
 
-    /// The file of a mount, whose target may prove these keys.
+    /// The configuration of a mount that accepts these keys of the target.
     fn write_mount(&self, number: usize, keys: &[PublicKey]) -> PathBuf {
         let path = self.dir.path().join(format!("m{number}.toml"));
         let keys: Vec<String> = keys.iter().map(|key| format!("'{key}'")).collect();
@@ -63,7 +63,7 @@ impl Keys {
         Served::start(&dir, &address, &volume, &args)
     }
 
-    /// What the configuration says holds from now on, without an end of the target.
+    /// Applies the configuration without an end of the target.
     fn upgrade(&self) {
         let mut upgrade = Command::new(program("rblk-target"));
         upgrade.args(["upgrade", "--control-socket"]).arg(&self.target.socket);
@@ -113,7 +113,7 @@ fn as_root_the_key_of_a_target_changes_under_twenty_mounts() {
         bed.write_mount(number, &[new]);
         assert_eq!(reload(served, &[]).code, Some(0));
     }
-    // Each of them logs in once more, where the old key is known nowhere.
+    // Each mount logs in once more, and the old key is gone everywhere.
     bed.upgrade();
     for (number, (guest, served)) in guests.iter_mut().zip(&mounts).enumerate() {
         assert_eq!(guest.one(0, Ask::Read, 0, &[(AT + 8192, 4096)]), OK, "{}", served.log());
@@ -140,11 +140,11 @@ fn as_root_keys_that_cannot_be_read_again_stay() {
     bed.write_mount(0, &[bed.old]);
     std::fs::remove_file(&bed.host_key).unwrap();
     refused("there is no such key file");
-    // It goes on with what it has.
+    // The mount keeps its present keys.
     bed.upgrade();
     wait_for("the mount", || (served.status()["state"] == "connected").then_some(()));
     drop(host_key);
-    // The keys of a mount that has a file are written there.
+    // The keys of a mount with a configuration are written there.
     let ended = reload(&served, &["--target-key", &bed.old.to_string()]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("m0.toml: write them into `target_keys`"), "{ended:?}");

@@ -1,7 +1,7 @@
 //! Mounts whose way to the target changes while they go on: another address, another key, a network
 //! that drops large packets. The disks are those of guests, by the real programs.
 //!
-//! `list`, `status` and `reload` are root's, so most of these tests are.
+//! `list`, `status` and `reload` need root, so most of these tests do.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ const OK: u8 = 0;
 struct Bed {
     target: Target,
     relay: Relay,
-    // Last, so that the logs are there as long as the processes.
+    // Dropped last: the logs must outlive the processes.
     dir: tempfile::TempDir,
 }
 
@@ -38,7 +38,7 @@ impl Bed {
         Self { target, relay, dir }
     }
 
-    /// A disk by the relay first, and by the target's own address second.
+    /// A disk with the relay's address first, and the target's own address second.
     fn serve(&self, more: &[&str]) -> Served {
         let own = self.target.address.to_string();
         let args = [&["--path", own.as_str(), "--queues", "1"], more].concat();
@@ -67,5 +67,5 @@ fn initiator(args: &[&str]) -> Ended {
     run(Command::new(program("rblk-initiator")).args(args))
 }
 
-/// Where the guest has its data.
+/// The guest's address of its data.
 const AT: u64 = GUEST + DATA;

@@ -1,11 +1,11 @@
-//! What people are told of ends: addresses of peers, and the name of a target.
+//! The names of the ends in messages: addresses of peers, and the name of a target.
 
 use rblk_tests::program::Client;
 
 use super::*;
 
 #[test]
-fn a_peer_of_ipv4_is_shown_as_one_whatever_the_listener() {
+fn a_peer_of_ipv4_is_shown_as_one_by_every_listener() {
     let dir = tempfile::tempdir().unwrap();
     let port = rblk_tests::program::free_port();
     let listen = format!("tcp://[::]:{}", port.number);
@@ -26,7 +26,7 @@ fn a_peer_of_ipv4_is_shown_as_one_whatever_the_listener() {
 }
 
 #[test]
-fn a_target_under_a_new_name_is_told_of_the_old_one() {
+fn a_target_under_a_new_name_warns_with_the_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("v.img");
     File::create(&volume).unwrap().set_len(1 << 20).unwrap();
@@ -44,7 +44,7 @@ fn a_target_under_a_new_name_is_told_of_the_old_one() {
     wait_for("the mount's answer", || {
         served.log().contains("start it with `--name alpha`").then_some(())
     });
-    // It is obeyed, and there is no more to say.
+    // With the old name the warning ends.
     target.kill();
     target.start_again(dir.path(), &as_name("alpha"));
     wait_for("the mount", || served.log().contains("connected again").then_some(()));
@@ -60,7 +60,7 @@ fn a_mount_whose_record_is_gone_does_not_blame_another_host() {
     assert_eq!(guest.one(0, Ask::Write, 0, &[(AT, 4096)]), OK);
     bed.target.kill();
     for entry in std::fs::read_dir(bed.dir.path()).unwrap().flatten() {
-        // The second is what versions before this one wrote.
+        // The second extension is that of earlier versions.
         if entry.path().extension().is_some_and(|e| e == "volume" || e == "holders") {
             std::fs::remove_file(entry.path()).unwrap();
         }

@@ -1,8 +1,9 @@
-//! [`Disk`]: what the stores of one disk share: its volumes, what is in flight, and how it behaves.
+//! [`Disk`]: the shared state of the stores of one disk: its volumes, the ops in flight, its
+//! conditions.
 //!
-//! An op takes effect once; one that fails does, or does not. Effects and ends have places in
-//! orders of their own, which decide what a flush covers. Whoever breaks the contract of
-//! [`Store`](rblk_target::store::Store) is written down.
+//! An op takes effect once; a failed op may take effect or not. Effects and ends have places in
+//! orders of their own, which decide the ops that a flush covers. The disk notes every breach of
+//! the contract of [`Store`](rblk_target::store::Store).
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
@@ -18,23 +19,23 @@ use super::{Fault, SECTOR};
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) op: Op,
-    // The store it was given to.
+    // The number of its store.
     pub(super) store: usize,
     pub(super) memory: Vec<Segment>,
-    // A write's data, or what a read has found.
+    // The data of a write, or the bytes that a read found.
     pub(super) data: Vec<u8>,
     pub(super) effect_at: u64,
     pub(super) due: u64,
     // Place in the order of effects, once it took effect.
     pub(super) effect: Option<u64>,
-    // Nothing becomes of it for now.
+    // Held: the op makes no progress.
     pub(super) held: bool,
     pub(super) result: Result<u32, Errno>,
-    // A flush covers what had ended by then.
+    // A flush covers the ops with an earlier end than this.
     pub(super) covers: u64,
 }
 
-/// What the stores of one disk share.
+/// The shared state of the stores of one disk.
 #[derive(Debug)]
 pub(super) struct Disk {
     pub(super) volumes: Vec<Option<VolumeBytes>>,
@@ -122,8 +123,7 @@ impl Disk {
 
     pub(super) fn end(&mut self, at: usize, region: &Region) -> OpDone {
         let pending = &self.pending[at];
-        // The contents of the range are unknown after an error: as often as not they are the new
-        // ones.
+        // After an error the contents of the range are unknown: half of the time, the new ones.
         let effect = match pending.result {
             Ok(_) => true,
             Err(Errno::EINVAL | Errno::ENXIO) => false,

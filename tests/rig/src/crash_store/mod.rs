@@ -1,14 +1,13 @@
-//! [`CrashStore`]: volumes in memory of which only a part survives a crash.
+//! [`CrashStore`]: volumes in memory that keep only a part of their bytes in a crash.
 //!
-//! It does what the contract of [`Store`] allows and no more than it promises, decided by a seed:
+//! The store uses all the freedom that the contract of [`Store`] leaves, and a seed decides:
 //!
 //! - An op takes effect at any moment between its submission and its end, not only at its end.
-//! - What is written is volatile until a `Flush` that was submitted after the write was done has
-//!   succeeded; a write with `fua` is durable when it is done. [`CrashStore::crash`] keeps, drops
-//!   or tears the rest, by sectors of [`SECTOR`] bytes and in any order.
-//! - While a read is in flight its segments hold [`POISON`]. A write's segments are compared with
-//!   what they were when it ends: [`CrashStore::breaches`] tells of submitters that broke the
-//!   lending.
+//! - Written data is volatile until the success of a `Flush` that was submitted after the write's
+//!   end. A write with `fua` is durable at its end. [`CrashStore::crash`] keeps, drops or tears the
+//!   rest, by sectors of [`SECTOR`] bytes and in any order.
+//! - While a read is in flight its segments hold [`POISON`]. The segments of a write must be the
+//!   same at its end: [`CrashStore::breaches`] names submitters that changed lent memory.
 //!
 //! Time is the number of [`Store::reap`] calls, as for [`crate::ram_store::RamStore`]. Several
 //! stores may share the disk ([`CrashStore::another`]), one for each poll group.
@@ -32,22 +31,22 @@ use crate::seed::Random;
 use self::disk::{Disk, Pending, gather, overlap, scatter};
 use self::volume::VolumeBytes;
 
-/// What a device writes whole or not at all, in bytes.
+/// The bytes that a device writes atomically.
 pub const SECTOR: usize = 512;
 
-/// What fills the memory of a read that is not done.
+/// Fills the memory of a read in flight.
 pub const POISON: u8 = 0xdb;
 
 /// A part of a volume where ops of one kind fail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Which ops.
+    /// The kind of op.
     pub kind: Kind,
-    /// Of which volume.
+    /// The volume.
     pub volume: VolumeIndex,
-    /// In bytes: an op fails that touches any of it. For `Flush` it does not matter.
+    /// Bytes: an op that touches any of them fails. Ignored for `Flush`.
     pub range: Range<u64>,
-    /// What it fails with.
+    /// The error.
     pub errno: Errno,
 }
 
@@ -67,18 +66,18 @@ impl Fault {
     }
 }
 
-/// A store whose contents are partly lost in a crash. See the module.
+/// A store that loses a part of its contents in a crash. See the module.
 #[derive(Debug)]
 pub struct CrashStore {
     region: Arc<Region>,
     disk: Arc<Mutex<Disk>>,
-    // Its number among those of the disk.
+    // Its number among the disk's stores.
     number: usize,
     now: u64,
 }
 
 impl CrashStore {
-    /// A store whose segments are in `region`. Of [`StoreConditions`] it obeys all.
+    /// A store with its segments in `region`. It obeys all [`StoreConditions`].
     #[must_use]
     pub fn new(region: &Arc<Region>, seed: u64) -> Self {
         let disk = Disk {
@@ -98,7 +97,7 @@ impl CrashStore {
         Self { region: Arc::clone(region), disk, number: 0, now: 0 }
     }
 
-    /// Another store of the same disk: of the same bytes, faults and fate.
+    /// Another store of the same disk, with the same bytes and faults.
     #[must_use]
     pub fn another(&self) -> Self {
         let mut disk = self.disk();
@@ -107,11 +106,10 @@ impl CrashStore {
         Self { region: Arc::clone(&self.region), disk: Arc::clone(&self.disk), number, now: 0 }
     }
 
-    /// Stores of one disk, one for each call: for the poll groups of a target. `make` makes the
-    /// disk.
+    /// Stores of one disk for the poll groups of a target, one per call. `make` makes the disk.
     ///
     /// # Panics
-    /// It cannot.
+    /// The disk cannot be made.
     pub fn shared(make: impl FnOnce(&Arc<Region>) -> Self) -> impl FnMut(&Arc<Region>) -> Self {
         let (mut make, mut first) = (Some(make), None::<Self>);
         move |region| {
@@ -120,15 +118,15 @@ impl CrashStore {
         }
     }
 
-    /// The first store of a next user of the disk, whose segments are in `region`. What the users
-    /// before had in flight must have been [settled](Self::settle).
+    /// The first store of the disk's next user, with its segments in `region`. Ops in flight of
+    /// earlier users must have been [settled](Self::settle).
     #[must_use]
     pub fn over(&self, region: &Arc<Region>) -> Self {
         Self { region: Arc::clone(region), ..self.another() }
     }
 
-    /// The user of the disk has died, the machine has not: of what was in flight each op is done,
-    /// whole, or is not, by chance, and no request waits for it.
+    /// The user of the disk has died, but not the machine. By chance, each op in flight takes
+    /// effect as a whole or not at all. No request waits for it.
     pub fn settle(&mut self, seed: u64) {
         let mut random = Random::new(seed);
         let mut disk = self.disk();
@@ -171,30 +169,29 @@ impl CrashStore {
         });
     }
 
-    /// Sets how it behaves from now on.
+    /// Sets the conditions.
     pub fn set_conditions(&mut self, conditions: StoreConditions) {
         self.disk().conditions = conditions;
     }
 
-    /// How it behaves.
+    /// The conditions.
     #[must_use]
     pub fn conditions(&self) -> StoreConditions {
         self.disk().conditions
     }
 
-    /// Sets which parts are bad for ops submitted from now on. What is in flight fails as it was
-    /// to.
+    /// Sets the bad ranges for later ops. The outcome of ops in flight stays as it was.
     pub fn set_faults(&mut self, faults: Vec<Fault>) {
         self.disk().faults = faults;
     }
 
-    /// What a read of the whole volume would find; nothing when there is no such volume.
+    /// The present bytes of a volume; empty if the volume is missing.
     #[must_use]
     pub fn bytes(&self, index: VolumeIndex) -> Vec<u8> {
         self.disk().volume(index).map_or_else(Vec::new, |volume| volume.now.clone())
     }
 
-    /// What is sure to be there after a crash.
+    /// The bytes that survive any crash.
     #[must_use]
     pub fn durable(&self, index: VolumeIndex) -> Vec<u8> {
         self.disk().volume(index).map_or_else(Vec::new, |volume| volume.durable.clone())
@@ -212,18 +209,17 @@ impl CrashStore {
         self.disk().pending.len()
     }
 
-    /// Of what is in flight now nothing becomes anything until [`Self::release`]; what comes later
-    /// overtakes it.
+    /// Holds the ops in flight until [`Self::release`]; later ops overtake them.
     pub fn hold(&mut self) {
         self.disk().pending.iter_mut().for_each(|pending| pending.held = true);
     }
 
-    /// What was held goes on.
+    /// Releases the held ops.
     pub fn release(&mut self) {
         self.disk().pending.iter_mut().for_each(|pending| pending.held = false);
     }
 
-    /// Ops in flight at any store of the disk that change something.
+    /// Ops in flight at any store of the disk that change bytes.
     #[must_use]
     pub fn changes_in_flight(&self) -> usize {
         self.disk().pending.iter().filter(|pending| pending.op.kind.changes()).count()
@@ -235,8 +231,7 @@ impl CrashStore {
         self.disk().pending.iter().filter(|pending| !pending.held).count()
     }
 
-    /// From now on it is a breach when ops of overlapping ranges are in flight together, whichever
-    /// they are.
+    /// Makes it a breach if any two ops with overlapping ranges are in flight together.
     pub fn set_exclusive(&mut self) {
         self.disk().exclusive = true;
     }
@@ -247,8 +242,8 @@ impl CrashStore {
         self.disk().breaches.clone()
     }
 
-    /// What the volume holds after this machine lost its power now: everything durable, and of the
-    /// rest what the seed keeps.
+    /// The volume's bytes if the machine lost its power now: everything durable, and a part of the
+    /// rest by the seed.
     #[must_use]
     pub fn crash(&self, index: VolumeIndex, seed: u64) -> Vec<u8> {
         let disk = self.disk();
@@ -260,8 +255,8 @@ impl CrashStore {
         image
     }
 
-    /// What the volume holds after its user died and the machine did not: everything that took
-    /// effect, and of what was in flight what the seed keeps.
+    /// The volume's bytes if the user died now, but not the machine: all effects, and a part of the
+    /// ops in flight by the seed.
     #[must_use]
     pub fn kill(&self, index: VolumeIndex, seed: u64) -> Vec<u8> {
         let disk = self.disk();
@@ -313,7 +308,7 @@ impl Store for CrashStore {
             result,
             covers,
         });
-        // An op may have its effect at once.
+        // An op may take effect at once.
         if result.is_ok() && effect_at == self.now && disk.random.chance(500) {
             let last = disk.pending.len() - 1;
             disk.take_effect(last);

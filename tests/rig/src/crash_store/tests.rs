@@ -1,4 +1,4 @@
-//! What survives a crash of the store, and what it notices of its users.
+//! Survivors of a crash of the store, and breaches that it notices.
 
 use rblk_fabric::PageKind;
 use rblk_target::store::OpToken;
@@ -48,7 +48,7 @@ fn outcomes(store: &CrashStore) -> Vec<(u8, u8)> {
 }
 
 #[test]
-fn what_was_not_flushed_is_kept_dropped_or_torn() {
+fn unflushed_writes_are_kept_dropped_or_torn() {
     let mut store = store(1);
     write(&mut store, 1, false);
     assert_eq!(store.bytes(V)[512], 1);
@@ -100,7 +100,7 @@ fn lent_memory_is_watched() {
 }
 
 #[test]
-fn what_is_held_is_overtaken() {
+fn held_ops_are_overtaken() {
     let mut store = store(6);
     let memory = [Segment { offset: 0, len: 512 }];
     store.region.write(0, &[1; 512]);

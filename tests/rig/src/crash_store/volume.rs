@@ -1,7 +1,8 @@
-//! [`VolumeBytes`]: what a volume holds, what of it is durable, and what may be left of the rest.
+//! [`VolumeBytes`]: the bytes of a volume, the durable ones, and the possible survivors of the
+//! rest.
 //!
-//! Changes become durable in any order, by sectors; an older one never comes back over a newer one
-//! that is durable.
+//! Changes become durable in any order, by sectors. An older change never comes back over a newer
+//! durable one.
 
 use std::ops::Range;
 
@@ -24,7 +25,7 @@ pub(super) struct Change {
 
 #[derive(Clone, Debug)]
 pub(super) struct VolumeBytes {
-    // What reads see.
+    // The bytes that reads return.
     pub(super) now: Vec<u8>,
     pub(super) durable: Vec<u8>,
     // Effect of the newest durable change, by sector: an older one cannot come back over it.
@@ -51,14 +52,14 @@ impl VolumeBytes {
         }
     }
 
-    /// Adds what chance keeps of `changes` to an image.
+    /// Applies a random part of `changes` to an image.
     pub(super) fn keep_some(
         &self,
         image: &mut [u8],
         mut changes: Vec<Change>,
         random: &mut Random,
     ) {
-        // Whole crashes of one kind are likelier to show a mistake than a mixture of all.
+        // Crashes of one kind find a mistake more easily than a mixture.
         let (keep, tear) = [(0, 0), (1000, 0), (500, 0), (100, 300), (300, 700)][random.index(5)];
         for last in (1..changes.len()).rev() {
             changes.swap(last, random.index(last + 1));

@@ -13,12 +13,12 @@ use super::Rig;
 #[derive(Debug, Default)]
 pub(super) struct Changing {
     ticket: u64,
-    // What the poll groups answered.
+    // The answers of the poll groups.
     answers: Vec<Result<(), String>>,
 }
 
 impl Changing {
-    /// A poll group answered.
+    /// Takes the answer of a poll group.
     pub(super) fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
         if ticket.0 == self.ticket {
             self.answers.push(result);
@@ -27,7 +27,7 @@ impl Changing {
 }
 
 impl<S: Store> Rig<S> {
-    /// Orders a step from every poll group. [`Self::step_outcome`] tells how it went.
+    /// Orders a step from every poll group. [`Self::step_outcome`] returns the result.
     pub fn begin_step(&mut self, volume: &Arc<Volume>, step: Step) {
         let ticket = self.next_step();
         for group in 0..self.groups.len() {
@@ -52,7 +52,7 @@ impl<S: Store> Rig<S> {
         StepTicket(self.changing.ticket)
     }
 
-    /// How the step under way ended; `None` while a poll group has not done it.
+    /// The result of the present step; `None` while a poll group has not done it.
     pub fn step_outcome(&mut self) -> Option<Result<(), String>> {
         if self.changing.answers.len() < self.groups.len() {
             return None;
@@ -60,7 +60,7 @@ impl<S: Store> Rig<S> {
         Some(self.changing.answers.drain(..).find(Result::is_err).unwrap_or(Ok(())))
     }
 
-    /// What the rig serves from now on as the volume with that index.
+    /// Replaces the volume with that index.
     pub fn note_volume(&mut self, volume: Arc<Volume>) {
         let at = usize::from(volume.index.0);
         if at < self.volumes.len() {

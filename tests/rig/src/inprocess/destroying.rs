@@ -11,16 +11,16 @@ use rblk_target::volume::ids::ConnectionId;
 use super::Rig;
 use crate::seed::Random;
 
-/// A connection that ended and whose QP is not destroyed.
+/// A connection that ended, with a QP to destroy.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// Of the target, with the poll group to tell.
+    /// A connection of the target, with the poll group to notify.
     Target { group: usize, id: ConnectionId, qp: Option<Connection> },
-    /// Of an initiator. The path goes first.
+    /// A connection of an initiator. The path is dropped first.
     Initiator { dead: DeadPath, undestroyed: Option<UndestroyedPath> },
 }
 
-/// Connections that ended and whose QPs are not destroyed.
+/// Connections that ended, with QPs to destroy.
 #[derive(Debug)]
 pub(super) struct Destroys {
     // With the steps at which they are destroyed.
@@ -55,7 +55,7 @@ impl Destroys {
 }
 
 impl<S: Store> Rig<S> {
-    /// Destroys the QPs whose step has come.
+    /// Destroys the QPs that are due.
     pub(super) fn destroy_due(&mut self) {
         for ended in self.destroys.take(self.steps) {
             match ended {
@@ -71,13 +71,13 @@ impl<S: Store> Rig<S> {
         }
     }
 
-    /// While this is set, no QP is destroyed.
+    /// Holds the destruction of QPs.
     pub fn hold_destroys(&mut self, held: bool) {
         self.destroys.held = held;
         self.destroy_due();
     }
 
-    /// Connections of the target that ended and whose QPs are not destroyed.
+    /// The target's connections that ended, with QPs to destroy.
     #[must_use]
     pub fn undestroyed(&self) -> usize {
         let of_target = |(_, ended): &&(u64, Ended)| matches!(ended, Ended::Target { .. });

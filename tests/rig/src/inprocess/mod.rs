@@ -1,18 +1,17 @@
 //! [`Rig`]: one target and any number of initiator queues in one thread over the in-memory fabric.
 //!
-//! The parts are the real ones: [`PollGroup`](rblk_target::data::poll_group::PollGroup) and
+//! The parts are the product's: [`PollGroup`](rblk_target::poll_group::PollGroup) and
 //! [`Engine`](rblk_initiator::engine::Engine), with QPs, regions and keys as control makes them.
-//! What is missing is control itself. Either the caller brings it, and says in which session and
-//! epoch a connection is to be ([`Join`]), or it begins sessions, opens volumes and raises epochs
-//! by hand, and the rig holds it to the rule that the connections of older epochs are gone before a
-//! new one is added.
+//! Control itself is missing. Either the caller brings it, and assigns each connection its session
+//! and epoch ([`Join`]). Or the caller begins sessions, opens volumes and raises epochs by hand;
+//! then the rig adds a connection only after the connections of older epochs have ended.
 //!
 //! Both ends may die and come back: the target with [`Rig::kill_target`] and [`Rig::start_target`],
 //! a queue with [`Rig::drop_queue`]; and a queue may be stopped for a while ([`Rig::freeze`]).
 //!
 //! There are no sockets, no sleeps and no clock but the rig's own: [`Rig::step`] lets one tick pass
 //! and gives each end one turn. One seed decides everything that happens, so a run can be repeated
-//! from its seed; [`Rig::fingerprint`] tells whether it was.
+//! from its seed. [`Rig::fingerprint`] shows whether two runs are equal.
 
 mod changing;
 mod destroying;
@@ -54,8 +53,8 @@ use crate::seed::Random;
 /// How often a poll group looks for silent peers, as its thread does.
 const LISTEN: Duration = Duration::from_secs(1);
 
-/// Allocations that the turns of each end made, where this program
-/// [counts](crate::allocations::are_counted) them.
+/// Allocations in the turns of each end, if this program [counts](crate::allocations::are_counted)
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Allocations {
     /// By queues, in [`Rig::submit`] too.
@@ -82,13 +81,13 @@ pub struct Gone {
     pub admission: AdmissionId,
     /// Its session.
     pub session: SessionIndex,
-    /// What it was.
+    /// Its kind.
     pub kind: ConnectionKind,
     /// Its epoch.
     pub epoch: Epoch,
 }
 
-/// Where in a target's control a connection belongs.
+/// The place of a connection in the target's control.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Join {
     /// Its name for control.
@@ -97,7 +96,7 @@ pub struct Join {
     pub session: SessionIndex,
     /// Its epoch.
     pub epoch: Epoch,
-    /// What it is.
+    /// Its kind.
     pub kind: ConnectionKind,
 }
 
@@ -132,11 +131,11 @@ pub struct RawEnd {
     pub hellos: Hellos,
 }
 
-/// A condition that did not come about.
+/// A condition that did not come true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("nothing came of it in {steps} steps")]
 pub struct Stuck {
-    /// How long was waited.
+    /// The number of steps.
     pub steps: u64,
 }
 
@@ -151,13 +150,13 @@ pub struct Rig<S> {
     next_group: usize,
     skips: Random,
     target_pd: ProtectionDomain,
-    // Of admin connections in that domain.
+    // Memory of admin connections in that domain.
     spares: SpareMemory,
     initiator_pd: ProtectionDomain,
     volumes: Vec<Arc<Volume>>,
     sessions: Vec<SessionState>,
     queues: Vec<Option<Queue>>,
-    // Of all connections that were made to this run of the target.
+    // The links of all connections to this run of the target.
     wires: Vec<Wire>,
     outcomes: Vec<Outcome>,
     gone: Vec<Gone>,
@@ -171,13 +170,13 @@ pub struct Rig<S> {
     steps: u64,
     listened: Instant,
     destroys: Destroys,
-    // Of the connection that was made last, where its data passes through memory of its own.
+    // The landing buffer of the newest connection with bounce memory.
     last_landing: Option<RemoteBuffer>,
-    // What I/O connections have to prove, from now on.
+    // The secret that new I/O connections have to prove.
     secret: Option<SessionSecret>,
     // I/O connections that have proven it.
     proven: usize,
-    // Where the connections of the target count.
+    // The counters of the target's connections.
     ios: Vec<Arc<IoStats>>,
 }
 
@@ -270,13 +269,13 @@ impl<S: Store> Rig<S> {
         self.steps
     }
 
-    /// A number over everything that happened and when: equal for equal runs.
+    /// A hash of all events and their times: equal for equal runs.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Adds something that happened to the fingerprint.
+    /// Adds an event to the fingerprint.
     pub fn note(&mut self, what: &[u64]) {
         let mut hash = self.fingerprint;
         for number in [self.steps].iter().chain(what) {
@@ -287,8 +286,8 @@ impl<S: Store> Rig<S> {
         self.fingerprint = hash;
     }
 
-    /// Lets time pass in which no end has a turn, as when all threads sleep. Longer than the
-    /// network's next arrival or a deadline of the parts, it makes them late.
+    /// Lets time pass without turns, as when all threads sleep. A pause beyond the network's next
+    /// arrival or a deadline of the parts makes them late.
     pub fn skip(&mut self, ticks: u32) {
         self.steps += u64::from(ticks);
         self.now += self.options.tick * ticks;
@@ -331,10 +330,10 @@ impl<S: Store> Rig<S> {
         busy
     }
 
-    /// Steps until something is so. Returns how many steps it took.
+    /// Steps until the condition is true. Returns the number of steps.
     ///
     /// # Errors
-    /// It is not so after `most` steps.
+    /// The condition is false after `most` steps.
     pub fn run(
         &mut self,
         most: u64,
@@ -354,7 +353,7 @@ impl<S: Store> Rig<S> {
     /// Steps until every queue has its path and no request is outstanding.
     ///
     /// # Errors
-    /// It does not come to that in `most` steps.
+    /// A path is missing, or a request is outstanding, after `most` steps.
     pub fn settle(&mut self, most: u64) -> Result<u64, Stuck> {
         self.run(most, |rig| {
             rig.queues
@@ -364,12 +363,12 @@ impl<S: Store> Rig<S> {
         })
     }
 
-    /// What ended since the last call, in order.
+    /// The outcomes since the last call, in order.
     pub fn take_outcomes(&mut self) -> Vec<Outcome> {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// What the ends' turns have allocated so far.
+    /// The allocations of the ends' turns so far.
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         self.allocations

@@ -1,4 +1,4 @@
-//! What a [`Rig`](super::Rig) is made of: volumes, the target, queues.
+//! The parameters of a [`Rig`](super::Rig): volumes, the target, queues.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rblk_target::volume::limits::Limits;
 pub enum VolumeKind {
     /// In registered memory.
     Memory,
-    /// Nowhere.
+    /// Without data.
     Null,
     /// In the store.
     Store,
@@ -29,9 +29,9 @@ pub struct VolumeSpec {
     pub blocks: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// DISCARD does something.
+    /// DISCARD is supported.
     pub discard: bool,
-    /// What the target's cache does for it; matters for [`VolumeKind::Store`] only.
+    /// Its cache mode, for [`VolumeKind::Store`] only.
     pub cache: CacheMode,
     /// Bytes of the cache that it keeps when others need memory.
     pub cache_min_bytes: u64,
@@ -39,7 +39,7 @@ pub struct VolumeSpec {
     pub cache_max_bytes: Option<u64>,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
-    /// How much it may have per second of the rig's clock.
+    /// Its limits, per second of the rig's clock.
     pub limits: Limits,
 }
 
@@ -62,14 +62,14 @@ impl VolumeSpec {
     }
 }
 
-/// What a [`super::Rig`] is made of.
+/// The parameters of a [`super::Rig`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RigOptions {
-    /// Decides how the network behaves.
+    /// Decides the behaviour of the network.
     pub seed: u64,
-    /// How its streams behave.
+    /// The conditions of the network's streams.
     pub conditions: Conditions,
-    /// What one step takes.
+    /// The duration of one step.
     pub tick: Duration,
     /// Poll groups of the target; connections are dealt to them in turn.
     pub groups: usize,
@@ -95,13 +95,13 @@ pub struct RigOptions {
     /// [`Network::with_late_rdma`]: rblk_fabric::soft::network::Network::with_late_rdma
     pub late_rdma: bool,
     /// The devices have the rules of iWARP: see [`Network::with_iwarp_rules`]. `late_rdma` and
-    /// `region_max_bytes` say nothing then.
+    /// `region_max_bytes` are ignored then.
     ///
     /// [`Network::with_iwarp_rules`]: rblk_fabric::soft::network::Network::with_iwarp_rules
     pub iwarp: bool,
     /// Steps until the QP of a connection that ended is destroyed, at most, at either end.
     pub destroy_steps: u64,
-    /// What the target serves.
+    /// The volumes of the target.
     pub volumes: Vec<VolumeSpec>,
 }
 
@@ -117,7 +117,7 @@ impl Default for RigOptions {
             dirty_max_bytes: 4 << 20,
             write_back_delay: Duration::from_millis(10),
             io_max_bytes: 1 << 20,
-            // Some tens of queues of default depth.
+            // Enough for some tens of queues of default depth.
             cq_entries: 1 << 16,
             region_max_bytes: u64::MAX,
             devices: 1,
@@ -129,35 +129,35 @@ impl Default for RigOptions {
     }
 }
 
-/// What an I/O queue asks for.
+/// The options of an I/O queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueOptions {
     /// Commands outstanding.
     pub depth: u16,
     /// Most data per command.
     pub io_max_bytes: u32,
-    /// Most write data inside a command.
+    /// Most in-capsule data of a command.
     pub in_capsule_bytes: u32,
     /// Optional verbs, and lists of capsules.
     pub features: Features,
     /// READs the target may have outstanding.
     pub reads_out: u8,
-    /// QPs of the queue; whatever the target moves goes by the one that has the least on its way.
+    /// QPs of the queue. The target moves data by the QP with the least data on its way.
     pub lanes: u16,
 }
 
 impl QueueOptions {
-    /// Bytes from one buffer to the next, as an initiator has them.
+    /// Bytes from one buffer to the next, as in an initiator.
     #[must_use]
     pub fn buffer_stride(&self) -> usize {
         let room = if self.features.has(Features::DIGEST) { limits::IO_MIN_BYTES } else { 0 };
         (self.io_max_bytes + room) as usize
     }
 
-    /// The number of a lane among the queues of the session, for a queue of that number.
+    /// The number of a lane of `queue` among the queues of the session.
     ///
     /// # Panics
-    /// There can be no such lane.
+    /// The number of the queue or of the lane is too large.
     #[must_use]
     pub fn lane(queue: u16, lane: u16) -> u16 {
         const QUEUES: u16 = limits::QUEUES_MAX / limits::LANES_MAX;

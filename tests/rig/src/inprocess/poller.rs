@@ -1,5 +1,5 @@
-//! The fabric of a [`Rig`](super::Rig): pollers whose QPs are connected when they are made, and
-//! whose CQs may break.
+//! The fabric of a [`Rig`](super::Rig): pollers with QPs that are connected from the start, and
+//! with CQs that may break.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use rblk_fabric::{
 
 use super::timing::{below, is_timed};
 
-/// What breaks a CQ.
+/// A fault of a CQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CqFault {
-    /// It cannot be polled any more, as after an overrun.
+    /// Polling fails, as after an overrun.
     Poll,
-    /// It cannot be asked for an event any more.
+    /// Arming fails.
     Arm,
 }
 
@@ -31,12 +31,12 @@ pub struct CqBreaker(Arc<CqState>);
 struct CqState {
     poll: AtomicBool,
     arm: AtomicBool,
-    // Times that it was asked since it broke.
+    // Calls that failed since it broke.
     asked: AtomicU64,
 }
 
 impl CqBreaker {
-    /// It is broken from now on.
+    /// Breaks the CQ.
     pub fn break_it(&self, how: CqFault) {
         match how {
             CqFault::Poll => self.0.poll.store(true, Ordering::Relaxed),
@@ -44,7 +44,7 @@ impl CqBreaker {
         }
     }
 
-    /// How often it was asked since then for what is broken.
+    /// Calls that failed since it broke.
     #[must_use]
     pub fn asked(&self) -> u64 {
         self.0.asked.load(Ordering::Relaxed)
@@ -60,8 +60,7 @@ impl CqBreaker {
     }
 }
 
-/// QPs of the in-memory network are connected when they are made, so there is nothing left to
-/// accept.
+/// QPs of the in-memory network are connected from the start, so `accept` does nothing.
 #[derive(Debug)]
 struct PairedPoller {
     inner: Box<dyn Poller>,
@@ -134,12 +133,12 @@ impl DataPath for PairedPoller {
     }
 }
 
-/// A poller of which the time is measured, if this thread is timed now.
+/// A poller with its time measured, if this thread is timed now.
 pub(super) fn timed(inner: Box<dyn Poller>) -> Box<dyn Poller> {
     if is_timed() { breakable(inner).0 } else { inner }
 }
 
-/// A poller that may be broken.
+/// A poller that can be broken.
 #[must_use]
 pub fn breakable(inner: Box<dyn Poller>) -> (Box<dyn Poller>, CqBreaker) {
     let breaker = CqBreaker::default();
@@ -149,7 +148,7 @@ pub fn breakable(inner: Box<dyn Poller>) -> (Box<dyn Poller>, CqBreaker) {
 /// The software provider's handle behind a poller's.
 ///
 /// # Errors
-/// It is a poller of another provider.
+/// The poller is another provider's.
 pub fn soft_handle(handle: &PollerHandle) -> Result<&SoftHandle> {
     #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
     if let PollerHandle::Soft(handle) = handle {
@@ -161,7 +160,7 @@ pub fn soft_handle(handle: &PollerHandle) -> Result<&SoftHandle> {
 /// The software provider's domain behind a domain.
 ///
 /// # Errors
-/// It is a domain of another provider.
+/// The domain is another provider's.
 pub fn soft_domain(pd: &ProtectionDomain) -> Result<&SoftDomain> {
     #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
     if let ProtectionDomain::Soft(pd) = pd {

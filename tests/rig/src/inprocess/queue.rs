@@ -34,7 +34,7 @@ pub(super) struct Queue {
     stats: Arc<QueueStats>,
     buffers: Arc<Region>,
     options: QueueOptions,
-    // Of a rig without control.
+    // None in a rig that the caller's control drives.
     session: Option<(SessionIndex, u16)>,
     volume: VolumeHandle,
     change: PathChange,
@@ -44,12 +44,12 @@ pub(super) struct Queue {
     // Outcomes of one turn.
     done: Vec<(Tag, i32)>,
     frozen: bool,
-    // With `Mutation::BufferReuseInitiator`: dead paths whose QPs go on.
+    // With `Mutation::BufferReuseInitiator`: dead paths with QPs that stay.
     kept_alive: Vec<DeadPath>,
 }
 
 impl Queue {
-    /// One turn of the engine, apart from what the rig does about it: profiles name it.
+    /// One turn of the engine. Its own function, so that profiles name it.
     #[inline(never)]
     fn turn(&mut self, now: Moment) -> bool {
         let Self { engine, done, .. } = self;
@@ -89,8 +89,7 @@ impl<S: Store> Rig<S> {
         Ok(id)
     }
 
-    /// An I/O queue for a volume, without a path; with a ledger it keeps account of what is
-    /// durable.
+    /// An I/O queue for a volume, without a path. With a ledger it tracks durable writes.
     ///
     /// # Errors
     /// Memory is short.
@@ -126,8 +125,7 @@ impl<S: Store> Rig<S> {
         Ok(QueueId(self.queues.len() - 1))
     }
 
-    /// The queue's process dies: whatever it had is gone. With `silent` its machine does, so that
-    /// the target hears nothing of it.
+    /// Kills the queue's process. With `silent` its machine dies, so that the target hears nothing.
     ///
     /// # Panics
     /// There is no such queue.
@@ -144,7 +142,7 @@ impl<S: Store> Rig<S> {
         self.note(&[6, id.0 as u64]);
     }
 
-    /// Stops a queue's thread, or lets it go on: while it is stopped it has no turns.
+    /// Stops a queue's thread, or continues it. A stopped queue has no turns.
     ///
     /// # Panics
     /// There is no such queue.
@@ -171,7 +169,7 @@ impl<S: Store> Rig<S> {
         self.connect_queue(id, &joins)
     }
 
-    /// Gives a queue a new path of so many lanes. A path it still has ends.
+    /// Gives a queue a new path, with a lane for each join. A path it still has ends.
     ///
     /// # Errors
     /// Memory is short.
@@ -200,8 +198,8 @@ impl<S: Store> Rig<S> {
         self.go_on(id.0);
     }
 
-    /// Every request of a queue fails with that errno, or waits again, as soon as its dead paths
-    /// are destroyed.
+    /// Fails every request of a queue with that errno, or lets requests wait again, as soon as its
+    /// dead paths are destroyed.
     ///
     /// # Panics
     /// There is no such queue.
@@ -209,8 +207,8 @@ impl<S: Store> Rig<S> {
         self.queue_mut(id).change.set_failing(errno);
     }
 
-    /// Sends off the paths of a queue that ended, and does what waited for their ends. Returns
-    /// whether there was any.
+    /// Hands over the ended paths of a queue for destruction, and does the work that waited for
+    /// their ends. Returns whether there was any.
     fn go_on(&mut self, at: usize) -> bool {
         let (now, steps) = (self.now, self.steps);
         let mut busy = false;
@@ -277,7 +275,7 @@ impl<S: Store> Rig<S> {
         let Made { connection, wire, accept, .. } =
             self.connect(*first, options, &handle, sizes)?;
         let (mut connections, mut wires) = (vec![connection], vec![wire]);
-        // As `Session::connect_queue` has it: they carry no data of their own.
+        // As in `Session::connect_queue`: further lanes carry no in-capsule data.
         let features = options.features.without(Features::DATA_LISTS);
         let options = QueueOptions { in_capsule_bytes: 0, features, ..options };
         for join in others {
@@ -297,7 +295,7 @@ impl<S: Store> Rig<S> {
         Device::Soft(self.network.device()).caps().clone()
     }
 
-    /// A connection of the session's present epoch whose initiator's end is driven by hand.
+    /// A connection in the session's present epoch. The caller drives the initiator's end.
     ///
     /// # Errors
     /// As [`Self::reconnect`].
@@ -312,7 +310,7 @@ impl<S: Store> Rig<S> {
         self.raw_end(join, options, sizes)
     }
 
-    /// A connection whose initiator's end is driven by hand.
+    /// A connection. The caller drives the initiator's end.
     ///
     /// # Errors
     /// Memory is short, or the sizes do not fit.
@@ -394,7 +392,7 @@ impl<S: Store> Rig<S> {
     /// Puts bytes into a tag's buffer.
     ///
     /// # Panics
-    /// They do not fit, or there is no such queue.
+    /// The bytes do not fit, or there is no such queue.
     pub fn fill_buffer(&self, queue: QueueId, tag: Tag, bytes: &[u8]) {
         let queue = self.queue(queue);
         let stride = queue.options.buffer_stride();
@@ -402,10 +400,10 @@ impl<S: Store> Rig<S> {
         queue.buffers.write(tag.index() * stride, bytes);
     }
 
-    /// Takes bytes out of a tag's buffer.
+    /// Copies bytes from a tag's buffer.
     ///
     /// # Panics
-    /// It is not so long, or there is no such queue.
+    /// The buffer is shorter, or there is no such queue.
     #[must_use]
     pub fn buffer(&self, queue: QueueId, tag: Tag, len: usize) -> Vec<u8> {
         let queue = self.queue(queue);
@@ -416,7 +414,7 @@ impl<S: Store> Rig<S> {
         bytes
     }
 
-    /// Gives a queue a request; its data, if any, is in the tag's buffer.
+    /// Submits a request to a queue. The tag's buffer has its data, if any.
     ///
     /// # Errors
     /// The tag is in use or out of bounds.

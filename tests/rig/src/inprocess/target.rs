@@ -1,4 +1,4 @@
-//! The target of a [`Rig`]: its poll groups, and what stands in for its control.
+//! The target of a [`Rig`]: its poll groups, and the replacement of its control.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,26 +40,26 @@ use super::{
     AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_domain, soft_handle,
 };
 
-/// What a queue that has to prove something has for it.
+/// The time that a queue has for its proof.
 const PROVE_WITHIN: Duration = Duration::from_secs(5);
-/// What a target of a rig agrees to.
+/// The features that the target of a rig agrees to.
 const FEATURES: u32 = Features::WRITE_WITH_IMM.0
     | Features::CAPSULE_LISTS.0
     | Features::DATA_LISTS.0
     | Features::DATA_FIRST.0
     | Features::DIGEST.0
-    // Nothing is encrypted in memory; the target serves such a connection as if it were.
+    // Nothing is encrypted in memory, but the target treats the connection as encrypted.
     | Features::ENCRYPT.0;
 
-/// Runs of memory that one WRITE of the target gathers.
+/// Extents that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
-/// Steps that ending the connections of an older epoch may take.
+/// Steps in which the connections of an older epoch must end.
 const QUIESCE_STEPS: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct SessionState {
     epoch: Epoch,
-    // Epochs of the connections that the target has.
+    // Epochs of the target's connections.
     connections: Vec<Epoch>,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Group<S> {
     volumes: Vec<Arc<VolumeStats>>,
     // By device.
     cqs: Vec<Cq>,
-    // `None` where every connection has memory of its own (iWARP).
+    // `None` if every connection has its own memory (iWARP).
     memory: Option<PollerMemory>,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Group<S> {
 struct Cq {
     handle: PollerHandle,
     breaker: CqBreaker,
-    // What was told of it.
+    // The reports about it.
     news: CqNews,
 }
 
@@ -93,19 +93,19 @@ pub(super) struct Made {
     pub(super) hellos: Hellos,
 }
 
-/// What a poll group told of a CQ.
+/// The reports of a poll group about a CQ.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CqNews {
-    /// Times that it broke.
+    /// How often it broke.
     pub broken: u32,
-    /// Times that it had no connection left after that.
+    /// How often it lost its last connection after that.
     pub gone: u32,
-    /// Times that it was polled or asked for an event while it was broken.
+    /// How often it was polled or armed while it was broken.
     pub asked: u64,
 }
 
 impl<S: Store> Group<S> {
-    /// One turn of the engine, apart from what the rig does about it: profiles name it.
+    /// One turn of the engine. Its own function, so that profiles name it.
     #[inline(never)]
     pub(super) fn turn(&mut self, now: Moment) -> bool {
         self.engine.turn(now)
@@ -113,7 +113,7 @@ impl<S: Store> Group<S> {
 }
 
 impl<S> Rig<S> {
-    /// Drops what the target has in memory, with whatever it has lent.
+    /// Drops the target's memory, with all that it has lent.
     fn drop_target(&mut self) {
         let _ends = ArenaEnds::begin();
         self.groups.clear();
@@ -129,11 +129,11 @@ impl<S> Drop for Rig<S> {
 }
 
 impl<S: Store> Rig<S> {
-    /// Starts the target anew after [`Self::kill_target`], without sessions and with its memory
-    /// empty. `store` as for [`Self::new`].
+    /// Starts the target again after [`Self::kill_target`], without sessions and with empty memory.
+    /// `store` as for [`Self::new`].
     ///
     /// # Errors
-    /// It runs; memory is short, or the sizes do not fit.
+    /// The target runs; memory is short, or the sizes do not fit.
     pub fn start_target(&mut self, mut store: impl FnMut(&Arc<Region>) -> S) -> Result<()> {
         ensure!(self.groups.is_empty(), "the target runs");
         let options = &self.options;
@@ -198,9 +198,9 @@ impl<S: Store> Rig<S> {
         Ok(())
     }
 
-    /// The target dies: its connections, its memory and what its sessions were. With `silent` as
-    /// its machine does, so that the peers hear nothing of it; else they see their links break.
-    /// What the stores keep is the caller's business, before it calls this.
+    /// Kills the target: its connections, its memory and its sessions. With `silent` its machine
+    /// dies, so that the peers hear nothing; otherwise their links break. The caller saves the
+    /// contents of the stores before this call.
     pub fn kill_target(&mut self, silent: bool) {
         for wire in std::mem::take(&mut self.wires) {
             if silent {
@@ -224,7 +224,7 @@ impl<S: Store> Rig<S> {
         !self.groups.is_empty()
     }
 
-    /// What the target serves.
+    /// The volumes of the target.
     #[must_use]
     pub fn volumes(&self) -> &[Arc<Volume>] {
         &self.volumes
@@ -279,25 +279,24 @@ impl<S: Store> Rig<S> {
         session
     }
 
-    /// A session is of the same host as another one from now on. Each begins with a host of its
-    /// own.
+    /// Assigns a session to the host of another session. Each session begins with its own host.
     pub fn join_host(&mut self, session: SessionIndex, other: SessionIndex) {
         let host = HostIndex::new(other.index + 1);
         self.mail(ToGroup::Notice(Notice::Host { session, host }));
     }
 
-    /// A session opens a volume.
+    /// Opens a volume for a session.
     pub fn open(&mut self, session: SessionIndex, volume: VolumeIndex, mode: AccessMode) {
         self.mail(ToGroup::Notice(Notice::Open { session, volume, mode }));
     }
 
-    /// A session closes a volume, or loses it; later commands are answered with `refusal`.
+    /// Closes a volume for a session, or takes it away. Later commands are answered with `refusal`.
     pub fn close(&mut self, session: SessionIndex, volume: VolumeIndex, refusal: Status) {
         self.mail(ToGroup::Notice(Notice::Close { session, volume, refusal }));
     }
 
-    /// Hands the target a message of control: to every poll group what concerns a session or all,
-    /// else to the first.
+    /// Sends the target a message of control. Messages for a session or for all go to every poll
+    /// group, others to the first.
     pub fn mail(&mut self, message: ToGroup) {
         for at in 1..self.groups.len() {
             let copy = match &message {
@@ -314,7 +313,7 @@ impl<S: Store> Rig<S> {
         self.mail_to(0, message);
     }
 
-    /// Hands one poll group a message of control.
+    /// Sends one poll group a message of control.
     ///
     /// # Panics
     /// There is no such poll group.
@@ -330,7 +329,7 @@ impl<S: Store> Rig<S> {
         self.groups[group].cqs[device].breaker.break_it(how);
     }
 
-    /// What a poll group told of its CQ of a device.
+    /// The reports of a poll group about its CQ of a device.
     ///
     /// # Panics
     /// There is no such poll group or device.
@@ -340,7 +339,7 @@ impl<S: Store> Rig<S> {
         CqNews { asked: cq.breaker.asked(), ..cq.news }
     }
 
-    /// Gives a poll group a CQ again whose place is empty.
+    /// Gives a poll group a new CQ in an empty place.
     ///
     /// # Errors
     /// The sizes do not fit.
@@ -382,7 +381,7 @@ impl<S: Store> Rig<S> {
     /// gone.
     ///
     /// # Errors
-    /// They do not go.
+    /// A connection does not end.
     pub fn new_epoch(&mut self, session: SessionIndex) -> Result<Epoch> {
         let state = &mut self.sessions[usize::from(session.index)];
         let epoch = state.epoch.next().context("no epoch is left")?;
@@ -393,7 +392,7 @@ impl<S: Store> Rig<S> {
         Ok(epoch)
     }
 
-    /// Where a connection of the session's present epoch belongs, if it may be made now.
+    /// The place of a new connection in the session's present epoch.
     ///
     /// # Errors
     /// Connections of an older epoch are not gone.
@@ -402,11 +401,11 @@ impl<S: Store> Rig<S> {
         let older = |state: &SessionState| state.connections.iter().any(|of| *of != epoch);
         let has_older = self.sessions.get(usize::from(session.index)).is_some_and(older);
         ensure!(!has_older, "connections of an older epoch are not gone");
-        // Nobody asks for it.
+        // The number of the admission does not matter here.
         Ok(Join { admission: AdmissionId(0), session, epoch, kind })
     }
 
-    /// The hello of a connection, and what it is granted.
+    /// The hello of a connection, and the accept.
     fn shake_hands(
         &self,
         join: Join,
@@ -441,7 +440,7 @@ impl<S: Store> Rig<S> {
         Ok((asked, accept))
     }
 
-    /// The domain of a connection, and the memory that its data passes through there, if it does.
+    /// The domain of a connection, and its bounce memory there, if it has any.
     fn domain(
         &mut self,
         admin: bool,
@@ -456,13 +455,13 @@ impl<S: Store> Rig<S> {
         Ok((pd, Some(bounce)))
     }
 
-    /// What the self-test of a connection must prove.
+    /// The key that the self-test of a connection must prove.
     fn key_due(&self, kind: ConnectionKind, epoch: Epoch) -> Option<QueueKey> {
         let ConnectionKind::Io { queue } = kind else { return None };
         self.secret.as_ref().map(|secret| QueueKey::new(secret, epoch, queue))
     }
 
-    /// Connects a QP made of these sizes to the target, as control's admission does.
+    /// Connects a QP with these sizes to the target, as control's admission does.
     pub(super) fn connect(
         &mut self,
         join: Join,
@@ -526,7 +525,7 @@ impl<S: Store> Rig<S> {
         }
         self.wires.push(wire.clone());
         let hello = ConnectionHello(accept.to_wire().to_vec());
-        // The initiator knows what it is told.
+        // The initiator knows only the bytes of the accept.
         let accept = HelloAccept::from_wire(&hello.0, &asked)?;
         let add = ToGroup::AddConnection {
             poller: place,
@@ -543,8 +542,8 @@ impl<S: Store> Rig<S> {
         if self.options.iwarp { features.without(Features::WRITE_WITH_IMM) } else { features }
     }
 
-    /// Where the READs of the connection land that was made last, on devices with the rules of
-    /// iWARP: what goes over the wire there.
+    /// The landing buffer of the newest connection, on devices with the rules of iWARP: READs on
+    /// the wire land there.
     #[must_use]
     pub fn last_landing(&self) -> Option<RemoteBuffer> {
         self.last_landing
@@ -595,24 +594,24 @@ impl<S: Store> Rig<S> {
         }
     }
 
-    /// I/O connections that are made from now on have to prove that they know this secret. Those of
+    /// Makes new I/O connections prove that they know this secret. Connections of
     /// [`Self::connect_queue`] cannot.
     pub fn require_proof(&mut self, secret: SessionSecret) {
         self.secret = Some(secret);
     }
 
-    /// I/O connections that have proven what they had to.
+    /// I/O connections with a complete proof.
     #[must_use]
     pub fn proven(&self) -> usize {
         self.proven
     }
 
-    /// What the poll groups answered to [`ToGroup::Settle`] since the last call.
+    /// The answers of the poll groups to [`ToGroup::Settle`] since the last call.
     pub fn take_settled(&mut self) -> Vec<(SettleTicket, Result<(), String>)> {
         std::mem::take(&mut self.settled)
     }
 
-    /// Whether a poll group told since the last call that acknowledged writes may be lost.
+    /// Whether a poll group has reported since the last call that acknowledged writes may be lost.
     pub fn take_lost_writes(&mut self) -> bool {
         std::mem::take(&mut self.lost_writes)
     }
@@ -650,7 +649,7 @@ impl<S: Store> Rig<S> {
         sum
     }
 
-    /// What the target knows of a volume, all poll groups together.
+    /// The counters and the last error of a volume, all poll groups together.
     ///
     /// # Panics
     /// There is no such volume.
@@ -696,7 +695,7 @@ impl<S: Store> Rig<S> {
         sum
     }
 
-    /// The commands for a volume that were not answered before their connections ended.
+    /// The commands for a volume without an answer before their connections ended.
     ///
     /// # Panics
     /// There is no such volume.
@@ -706,7 +705,7 @@ impl<S: Store> Rig<S> {
         stats.map(|stats| stats.abandoned()).sum()
     }
 
-    /// The commands of all connections that were ever made.
+    /// The commands of all connections so far.
     #[must_use]
     pub fn connections_io(&self) -> IoCounts {
         let mut sum = IoCounts::default();
@@ -714,7 +713,7 @@ impl<S: Store> Rig<S> {
         sum
     }
 
-    /// What the target has told of a volume so far, all poll groups together.
+    /// The published counters and the last error of a volume, all poll groups together.
     ///
     /// # Panics
     /// There is no such volume.
@@ -730,7 +729,7 @@ impl<S: Store> Rig<S> {
     }
 }
 
-/// What all connections of a device share.
+/// The memory that all connections of a device share.
 fn shared_memory(
     pd: &ProtectionDomain,
     arena: &Arc<Region>,

@@ -1,4 +1,4 @@
-//! The time that the engines of both ends take, without the fabric under them.
+//! The time of the engines of both ends, without the fabric below them.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -7,18 +7,18 @@ thread_local! {
     static CLOCK: Cell<Clock> = const { Cell::new(Clock { runs: false, below_ns: 0, readings: 0 }) };
 }
 
-/// What a thread has measured.
+/// The measurements of a thread.
 #[derive(Clone, Copy)]
 struct Clock {
     runs: bool,
-    // In calls of an engine into the fabric.
+    // Time in calls of an engine into the fabric.
     below_ns: u64,
     // Pairs of readings.
     readings: u64,
 }
 
-/// The time of the engines of one end, and how often the clock was read twice for it: each pair
-/// adds what a reading takes.
+/// The time of the engines of one end, and the number of pairs of clock readings. Each pair adds
+/// the duration of a reading.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineTime {
     /// Nanoseconds.
@@ -38,7 +38,7 @@ pub struct Times {
     pub target: EngineTime,
 }
 
-/// From now on the turns of this thread are timed, or not.
+/// Switches the timing of this thread's turns on or off.
 pub fn time_turns(runs: bool) {
     CLOCK.set(Clock { runs, ..CLOCK.get() });
 }
@@ -52,7 +52,7 @@ fn nanoseconds(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A call into the fabric.
+/// Runs a call into the fabric.
 #[inline]
 pub(super) fn below<T>(call: impl FnOnce() -> T) -> T {
     if !CLOCK.get().runs {
@@ -66,7 +66,7 @@ pub(super) fn below<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A turn of an engine, whose time without its calls into the fabric is added up.
+/// Runs a turn of an engine, and adds up its time without the calls into the fabric.
 #[inline]
 pub(super) fn turn<T>(time: &mut EngineTime, turn: impl FnOnce() -> T) -> T {
     let before = CLOCK.get();

@@ -1,8 +1,8 @@
-//! [`Process`]: the server of one mount: the real [`Course`], engines and accounts, on a path that
-//! is made here.
+//! [`Process`]: the server of one mount: the product's [`Course`], engines and accounts, on a
+//! simulated path.
 //!
-//! What the product does in `Mount` and `Try` around them is done here in the same order: connect,
-//! LOGIN, OPEN, settle, connect every queue. Every step takes time, in which anything may happen.
+//! This module does the work of the product's `Mount` and `Try` in the same order: connect, LOGIN,
+//! OPEN, settle, connect every queue. Every step takes time, in which any fault may occur.
 
 mod phase;
 mod settling;
@@ -29,15 +29,15 @@ use crate::sim::plan::{Break, Moment, Plan};
 use crate::sim::site::Site;
 use crate::storm::VOLUME;
 
-/// What every request of a fenced mount fails with.
+/// The errno of every request of a fenced mount.
 pub const EBADE: i32 = 52;
-/// What requests fail with when the target is gone for too long.
+/// The errno of requests when the target is gone for too long.
 pub const EIO: i32 = 5;
 
 /// A host's link to one address.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Link {
-    /// It is broken, and how.
+    /// The kind of break, if the link is broken.
     pub broken: Option<Break>,
 }
 
@@ -46,11 +46,11 @@ pub struct Link {
 pub struct Ground<'a> {
     /// The target.
     pub site: &'a mut Site,
-    /// What may be.
+    /// Checks the results.
     pub oracle: &'a mut Oracle,
-    /// What happened.
+    /// The events.
     pub log: &'a mut Log,
-    /// Moments that came.
+    /// The moments of this turn.
     pub moments: &'a mut Vec<Moment>,
     /// The host's links, by address.
     pub links: &'a [Link],
@@ -58,7 +58,7 @@ pub struct Ground<'a> {
     pub dark: bool,
 }
 
-/// What a process writes down for the next one of its mount.
+/// The note of a process for the next one of its mount.
 #[derive(Clone, Debug)]
 pub struct Note {
     facts: Facts,
@@ -71,14 +71,14 @@ struct Session {
     address: usize,
 }
 
-/// What became of a process that mounts.
+/// The state of a process that mounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It has no device yet.
+    /// Without a device.
     Mounting,
-    /// It has one.
+    /// With a device.
     Serving,
-    /// It could not mount, and is over.
+    /// The mount failed, and the process is over.
     GaveUp,
 }
 
@@ -91,12 +91,12 @@ pub struct Process {
     random: Random,
     course: Option<Course>,
     durability: Arc<Durability>,
-    // Losses when it last settled with a target.
+    // The number of losses at the last settlement with a target.
     settled_losses: u64,
     queues: Vec<QueueId>,
     session: Option<Session>,
     trying: Option<Trying>,
-    // What the next process of this mount will know.
+    // The note for the next process of this mount.
     note: Option<Note>,
     gave_up: bool,
     frozen: bool,
@@ -121,7 +121,7 @@ impl Process {
         }
     }
 
-    /// One that mounts the volume.
+    /// A process that mounts the volume.
     #[must_use]
     pub fn mount(
         plan: &Plan,
@@ -143,7 +143,7 @@ impl Process {
         process
     }
 
-    /// One that takes over the device of another that died, by its note.
+    /// A process that takes over the device of a dead one, by its note.
     #[must_use]
     pub fn recover(
         plan: &Plan,
@@ -185,7 +185,7 @@ impl Process {
         Pulse::of(self.plan.detect)
     }
 
-    /// Whether it has its device.
+    /// Its state.
     #[must_use]
     pub fn state(&self) -> State {
         match (&self.course, self.gave_up) {
@@ -213,14 +213,14 @@ impl Process {
         self.frozen
     }
 
-    /// Whether something of it is due within a few steps.
+    /// Whether its next message is due within a few steps.
     #[must_use]
     pub fn is_hasty(&self) -> bool {
         let hasty = |t: &Trying| matches!(t.phase, Phase::Knock { .. } | Phase::Queue { .. });
         self.trying.as_ref().is_some_and(hasty)
     }
 
-    /// Stops it, or lets it go on.
+    /// Stops it, or continues it.
     pub fn freeze(&mut self, frozen: bool, site: &mut Site) {
         self.frozen = frozen;
         for queue in &self.queues {
@@ -228,7 +228,7 @@ impl Process {
         }
     }
 
-    /// All links of it to an address.
+    /// All its links to an address.
     pub fn wires<'p>(&'p self, address: usize, site: &'p Site) -> Vec<Wire> {
         let mut wires = Vec::new();
         if let Some(session) = self.session.as_ref().filter(|s| s.address == address) {
@@ -254,7 +254,7 @@ impl Process {
         self.session.as_ref().map(|session| session.address)
     }
 
-    /// It dies; with `silent` its machine does. Its device is left to the next one.
+    /// Kills the process, or with `silent` its machine. Leaves its device to the next process.
     pub fn die(mut self, silent: bool, site: &mut Site) -> Option<Note> {
         if silent {
             for address in 0..self.plan.addresses {
@@ -267,13 +267,13 @@ impl Process {
         self.note.take()
     }
 
-    /// Whether it says that every flush of its mount fails from now on.
+    /// Whether every flush of its mount fails until a remount.
     #[must_use]
     pub fn fails_every_flush(&self) -> bool {
         self.durability.fails_every_flush()
     }
 
-    /// A loss that every flush tells is noted at once, as the product does.
+    /// Notes a loss that every flush reports at once, as the product does.
     fn note_loss(&mut self) {
         let noted = self.note.as_ref().is_none_or(|note| note.loss_untold);
         if !noted && self.durability.fails_every_flush() {
@@ -330,7 +330,7 @@ impl Process {
     /// One turn of its control.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result is wrong.
     pub fn turn(&mut self, ground: &mut Ground<'_>) {
         if self.frozen || self.gave_up {
             return;

@@ -1,4 +1,4 @@
-//! [`Trying`]: how far one try of a process to reach the target has come.
+//! [`Trying`]: the progress of one attempt to reach the target.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub(super) struct Trying {
     pub(super) volume: Option<OpenReply>,
 }
 
-/// How a try is going.
+/// The state of an attempt.
 #[derive(Debug)]
 pub(super) enum Going {
     On,

@@ -1,5 +1,5 @@
-//! [`Settling`]: what a mount does about writes that were acknowledged and are not durable, when
-//! the target has restarted.
+//! [`Settling`]: the treatment of acknowledged writes that are not durable after the target
+//! restarted.
 //!
 //! The mount writes its copies again over a queue of their own before it connects any other queue.
 //! A write without a copy is lost, and a FLUSH reports it. The product and the oracle settle at the
@@ -90,7 +90,7 @@ impl Process {
         Going::On
     }
 
-    /// The account is settled: the product's, and the oracle's.
+    /// Settles both accounts: the product's, and the oracle's.
     fn settled(&mut self, judgement: &Judgement, outcome: Outcome, ground: &mut Ground<'_>) {
         judgement.settle(&self.durability, outcome);
         let owes = self.owes();
@@ -113,8 +113,8 @@ impl Process {
         assert_eq!(settled, Ok(()), "mount {}", self.mount.0);
     }
 
-    /// Whether something may be lost that it need not write again. A loss that every flush tells
-    /// lasts: it excuses only what it came with.
+    /// Whether the mount has a new loss to report, which excuses missing writes. A loss that every
+    /// flush reports lasts, and excuses only the writes lost with it.
     fn owes(&mut self) -> bool {
         let losses = self.durability.losses();
         let before = std::mem::replace(&mut self.settled_losses, losses);

@@ -1,8 +1,8 @@
-//! [`Trying`]: one try of a process to reach the target: connect, LOGIN, OPEN, settle, connect
+//! [`Trying`]: one attempt of a process to reach the target: connect, LOGIN, OPEN, settle, connect
 //! every queue.
 //!
-//! A try ends when every queue is connected, when it failed, or when it lost the volume; the
-//! process's course is told which. Every message takes some steps, in which anything may happen.
+//! An attempt ends when every queue is connected, when it fails, or when it lost the volume. The
+//! process's course hears the result. Every message takes some steps, in which any fault may occur.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::sim::admin::{self, AdminEnd, Heard};
 use crate::sim::plan::{Break, Moment};
 use crate::sim::site::{self, Knock};
 
-/// How long a LOGIN or OPEN may take that waits for the end of older connections.
+/// The time limit of a LOGIN or OPEN that waits for the end of older connections.
 const WAITING_LIMIT: Duration = Duration::from_secs(35);
 
 impl Process {
@@ -44,7 +44,7 @@ impl Process {
         });
     }
 
-    /// When a message over the network has come.
+    /// The step at which a message over the network arrives.
     fn soon(&mut self, ground: &Ground<'_>) -> u64 {
         ground.site.rig.steps() + 1 + self.random.below(6)
     }
@@ -105,7 +105,7 @@ impl Process {
         ground.log.add("arrived", [self.mount.0.into(), address as u64, 0]);
         ground.moments.push(Moment::Arrived);
         self.durability.arrived();
-        // Whatever was to be written again has been by now.
+        // Every write that had to be repeated has been repeated by now.
         let settled = ground.oracle.go_on(self.mount, None, true);
         assert_eq!(settled, Ok(()));
         self.session = trying.admin.map(|admin| Session { admin, address });
@@ -172,7 +172,7 @@ impl Process {
         }
     }
 
-    /// A connect request arrives at the target, if it does.
+    /// Delivers a connect request to the target, unless a fault prevents that.
     fn ask_in(
         &self,
         address: usize,
@@ -270,8 +270,7 @@ impl Process {
             Phase::Open => {
                 match status {
                     Status::Ok => {}
-                    // Without a word it is the session that has gone, not the volume that was
-                    // taken.
+                    // Without a text the session is gone, but the volume was not taken.
                     Status::Fenced if !text.is_empty() => return Going::Fenced(text),
                     _ => {
                         let what = "open".to_owned();
@@ -326,7 +325,7 @@ impl Process {
                 Ok(Some(join)) => joins.push(join),
                 Ok(None) if lane == 0 => return Ok(None),
                 Err(why) if lane == 0 => return Err(why),
-                // It goes without those that it cannot have.
+                // The queue works without lanes that fail.
                 Ok(None) | Err(_) => break,
             }
         }

@@ -12,10 +12,10 @@ use crate::oracle::{Host, Survives};
 use crate::sim::plan::{Break, Death, Fault, Moment, When};
 use crate::sim::site::Left;
 
-/// Steps after which a fault comes although its moment did not.
+/// Steps after which a fault strikes without its moment.
 pub(super) const IMPATIENCE: u64 = 1200;
 
-/// Steps that are waited for something in the store to be held.
+/// Steps to wait until the store has ops to hold.
 const HOLD: u64 = 100;
 
 impl World {
@@ -39,7 +39,7 @@ impl World {
         }
     }
 
-    /// The host if it has a mount, else the one that has the volume.
+    /// The host if it has a mount, else the host that has the volume.
     fn aim(&self, host: usize) -> usize {
         let other = || self.holder().map(|at| self.mounts[at].host);
         if self.mount_of(host).is_some() { host } else { other().unwrap_or(host) }
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Cuts one lane of a queue after so many more bytes.
+    /// Cuts one lane of a queue after `bytes` more bytes.
     fn cut_wire(&mut self, host: usize, queue: usize, near: bool, bytes: usize) {
         let host = self.aim(host);
         let Some(at) = self.mount_of(host) else { return };
@@ -117,7 +117,7 @@ impl World {
         let Some(queue) = process.queues().get(queue) else { return };
         let end = if near { End::A } else { End::B };
         let wires = self.site.rig.wires(*queue);
-        // The lane follows from what was drawn.
+        // The lane depends on the drawn number of bytes.
         if let Some(wire) = bytes.checked_rem(wires.len()).map(|lane| &wires[lane]) {
             wire.cut_after(end, bytes);
             self.log.add("a wire is cut soon", [host as u64, bytes as u64, 0]);
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// A host wants the volume: this one, or the next one where this one has the volume.
+    /// Lets a host claim the volume: this host, or the next one if this host has the volume.
     fn wish_to_mount(&mut self, host: usize, take_over: bool) {
         let holds = |at: usize| {
             let mount = &self.mounts[at];
@@ -268,7 +268,7 @@ impl World {
     }
 
     fn end_target(&mut self, death: Option<Death>, until: u64) {
-        // What it has decided and not said is nobody's business any more; what it has said is.
+        // Answers that the target has sent count. Decisions that it has not sent do not.
         self.pump();
         self.report.restarts += 1;
         let clean = self.site.drained() == Some(true) && death.is_none();

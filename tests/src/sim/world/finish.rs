@@ -1,8 +1,8 @@
 //! The end of a run: every fault heals, every request ends, and the remaining state is checked.
 //!
-//! In the end one mount has the volume and reads what the oracle allows; a flush leaves nothing
-//! volatile in a store that never failed; without mounts, no connection, no slot and no op of the
-//! store is left.
+//! In the end one mount has the volume and reads values that the oracle allows. A flush leaves
+//! nothing volatile in a store that never failed. Without mounts, no connection, no slot and no op
+//! of the store is left.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use super::{PATIENCE, Report, World};
 use crate::storm::VOLUME;
 
 impl World {
-    /// Heals everything, waits for what is outstanding, and looks at what is left.
+    /// Heals everything, waits for outstanding requests, and checks the remaining state.
     ///
     /// # Panics
-    /// Something is not what it has to be, or does not end.
+    /// The state is wrong, or a request does not end.
     #[must_use]
     pub fn finish(mut self) -> Report {
         self.calm = true;
@@ -52,10 +52,10 @@ impl World {
         report
     }
 
-    /// After a loss that every flush tells: the mount ends, and flushes of the next one work.
-    /// Returns the place of the mount that has the volume.
+    /// After a loss that every flush reports: ends the mount, and checks that flushes of the next
+    /// one work. Returns the index of the mount that has the volume.
     fn mount_again(&mut self, at: usize) -> usize {
-        // The target goes on failing flushes after its store failed one.
+        // After a failed flush the target fails every later flush.
         if !self.mounts[at].lost || self.store_failed {
             return at;
         }
@@ -74,7 +74,7 @@ impl World {
             let state = mount.process.as_ref().and_then(|p| p.course()).map(|c| c.state());
             let right = match state {
                 Some(course::State::Connected) => !mount.fenced,
-                // The other may have gone before it had the volume.
+                // The new holder may have gone before it had the volume.
                 Some(course::State::Fenced) => mount.threatened,
                 _ => false,
             };
@@ -134,7 +134,7 @@ impl World {
             self.step();
             assert!(self.step_number() < until, "connections are left without a peer");
         }
-        // What one poll group has of another's is given back by messages.
+        // A poll group returns memory of another one by messages.
         let held = |world: &mut Self| -> Vec<String> {
             let groups = world.site.rig.groups_mut();
             groups

@@ -38,33 +38,33 @@ const IDLE: u64 = 4;
 /// Steps that are skipped at most when nothing happens.
 const SKIP: u64 = 25;
 
-/// What was done in a run.
+/// Counts of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Report {
     /// Requests that ended.
     pub requests: u64,
-    /// Of them, with an error.
+    /// Requests that ended with an error.
     pub errors: u64,
     /// Steps.
     pub steps: u64,
     /// Mounts.
     pub mounts: u64,
-    /// Those that lost the volume to another.
+    /// Mounts that lost the volume to another.
     pub fenced: u64,
     /// Ends of the target.
     pub restarts: u64,
     /// Servers that died and were followed by another.
     pub recoveries: u64,
-    /// Flushes that failed after a loss that every flush tells.
+    /// Flushes that failed after a loss that every flush reports.
     pub lasting: u64,
-    /// Mounts made anew after such a loss, whose flushes work.
+    /// Mounts made again after a lasting loss, with working flushes.
     pub remounts: u64,
-    /// A number over everything that happened.
+    /// A hash of all events.
     pub fingerprint: u64,
 }
 
 impl Report {
-    /// Adds what was done in another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.errors += other.errors;
@@ -93,20 +93,20 @@ pub struct World {
     wishes: Vec<Option<Wish>>,
     // By host and address.
     links: Vec<Vec<Link>>,
-    // Links that heal, with what was stalled on them.
+    // Links to heal, with the wires that were stalled.
     heals: Vec<(u64, usize, usize, Vec<Wire>)>,
     thaws: Vec<(u64, Host)>,
-    // The store behaves again, QPs are destroyed again.
+    // The step at which the store recovers.
     store_heals: Option<u64>,
-    // What the store has is held as soon as it has something, or never then; and for how long.
+    // The step until which ops to hold are awaited, and the duration of the hold.
     holds: Option<(u64, u64)>,
     releases: Option<u64>,
     jam_heals: Option<u64>,
-    // The target is down: when it is back, on what.
+    // While the target is down: the step of its return, and its disk.
     down: Option<(u64, Left, Option<CrashStore>)>,
     dark: bool,
     drain_down: u64,
-    // The next fault, and since when it is waited for.
+    // The next fault, and the step since which it is due.
     fault: usize,
     fault_since: u64,
     // Ops of the store have failed.
@@ -186,7 +186,7 @@ impl World {
     /// Runs a plan to its end.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result is wrong.
     #[must_use]
     pub fn run(plan: Plan) -> Report {
         let mut world = Self::new(plan);
@@ -197,7 +197,7 @@ impl World {
         world.finish()
     }
 
-    /// What was done so far.
+    /// The counts so far.
     #[must_use]
     pub fn report(&self) -> Report {
         Report {
@@ -211,10 +211,10 @@ impl World {
         self.site.rig.steps()
     }
 
-    /// One step of everybody.
+    /// Gives every part one step.
     ///
     /// # Panics
-    /// Something is not what it has to be.
+    /// A result is wrong.
     pub fn step(&mut self) {
         let mut busy = self.site.rig.step();
         self.log.at(self.step_number());
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Nothing happens: on to when something may.
+    /// Skips to a step at which an event may occur, when nothing happens.
     fn skip(&mut self) {
         let steps = self.step_number();
         let mut ticks = SKIP;
@@ -306,10 +306,10 @@ impl World {
         self.by_hand = true;
     }
 
-    /// Steps until something is so.
+    /// Steps until the condition is true.
     ///
     /// # Panics
-    /// It does not come to that.
+    /// The condition stays false.
     pub fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
         let until = self.step_number() + PATIENCE;
         while !so(self) {
@@ -324,10 +324,10 @@ impl World {
         self.holder().is_some()
     }
 
-    /// The oldest mount that has the volume gets a request. Returns the change, if it is one.
+    /// Gives the oldest mount that has the volume a request. Returns the change, if it is one.
     ///
     /// # Panics
-    /// There is none.
+    /// No mount has the volume.
     pub fn submit(&mut self, op: IoOp, range: Range<usize>, fua: bool) -> Option<ChangeId> {
         let at = self.holder().expect("a mount");
         match self.begin(at, op, range, fua) {
@@ -342,7 +342,7 @@ impl World {
         self.mounts[self.holder()?].process.as_ref()?.address()
     }
 
-    /// What the store has.
+    /// The bytes in the store.
     pub fn stored(&mut self) -> Vec<u8> {
         self.site.rig.store_mut().bytes(VOLUME)
     }
@@ -353,18 +353,18 @@ impl World {
         self.mounts.iter().map(|mount| mount.kernel.requests().len()).sum()
     }
 
-    /// Something goes wrong now.
+    /// Strikes with a fault now.
     pub fn fault(&mut self, fault: Fault) {
         self.strike(fault);
     }
 
-    /// Whether the store holds something.
+    /// Whether the store holds ops.
     #[must_use]
     pub fn is_holding(&self) -> bool {
         self.releases.is_some()
     }
 
-    /// What it is made of.
+    /// The plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan

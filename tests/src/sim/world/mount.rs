@@ -1,8 +1,8 @@
-//! [`Mount`]: a mount of a host, from the wish for it to its end, through all servers that it has.
+//! [`Mount`]: a mount of a host, from the wish for it to its end, through all its servers.
 //!
-//! A host has one mount at most that is not lost, and each has a number of its own for the oracle,
-//! used once. A mount whose server died waits for the next server; one that lost the volume stays
-//! until its host wants another.
+//! A host has at most one mount that is not lost. Each mount has its own number for the oracle,
+//! used once. A mount whose server died waits for the next server. A mount that lost the volume
+//! stays until its host wants another one.
 
 use rblk_initiator::volume::course;
 
@@ -11,7 +11,7 @@ use crate::oracle::Host;
 use crate::sim::kernel::{Expect, Kernel};
 use crate::sim::process::{Ground, Note, Process, State};
 
-/// How often a mount is tried that does not come about.
+/// The number of attempts to mount.
 const TRIES: u32 = 12;
 
 #[derive(Debug)]
@@ -21,16 +21,16 @@ pub(super) struct Mount {
     pub(super) kernel: Kernel,
     pub(super) process: Option<Process>,
     pub(super) note: Option<Note>,
-    // The next process begins then.
+    // The step at which the next process begins.
     pub(super) revives: Option<u64>,
     pub(super) served: bool,
     // Another mount wanted the volume, or has it.
     pub(super) threatened: bool,
     pub(super) fenced: bool,
     pub(super) late: u32,
-    // A flush may have to tell of a loss.
+    // A flush may have to report a loss.
     pub(super) doubtful: bool,
-    // Every flush has to fail from now on, whichever process serves.
+    // Every flush of this mount has to fail, in every later process, too.
     pub(super) lost: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Wish {
 }
 
 impl Mount {
-    /// It has lost the volume for good.
+    /// Whether it has lost the volume for good.
     pub(super) fn is_out(&self) -> bool {
         let course = self.process.as_ref().and_then(|process| process.course());
         self.fenced || course.is_some_and(|course| course.state() == course::State::Fenced)
@@ -60,7 +60,7 @@ impl World {
             assert!(!self.oracle.is_fenced(host), "{host:?} came back although it was fenced");
             return;
         }
-        // Earlier holders lost the volume; also mounts that are gone by now.
+        // Earlier holders lost the volume, including mounts that have ended.
         for number in (0..self.numbers).map(Host).filter(|number| *number != host) {
             self.oracle.fence(number);
         }
@@ -153,7 +153,7 @@ impl World {
     pub(super) fn mount_wished(&mut self) {
         let nobody = self.mounts.iter().all(Mount::is_out);
         if nobody && !self.ending && self.wishes.iter().all(Option::is_none) {
-            // Somebody comes in the end.
+            // Without any wish, one host will mount after a while.
             let (host, delay) = (self.random.index(self.plan.hosts), self.random.within(50, 500));
             let at = self.step_number() + delay;
             self.wishes[host] = Some(Wish { at, take_over: false, tries: 0 });
@@ -162,13 +162,13 @@ impl World {
             let steps = self.step_number();
             let Some(wish) = self.wishes[host].filter(|wish| wish.at <= steps) else { continue };
             match self.mount_of(host) {
-                // It came about.
+                // The mount succeeded.
                 Some(at) if self.mounts[at].served && !self.mounts[at].is_out() => {
                     self.wishes[host] = None;
                     continue;
                 }
                 Some(at) if self.mounts[at].is_out() => {
-                    // By force: the device's users are told that it is gone.
+                    // The unmount is forced: users of the device see that it is gone.
                     self.unmount(at, false);
                 }
                 Some(_) => continue,

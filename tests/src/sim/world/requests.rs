@@ -1,8 +1,8 @@
 //! Requests of the mounts: made by chance, given to the servers, and compared with the oracle when
 //! they end.
 //!
-//! Every request is told to the oracle before its server has it. A read's buffer has foreign bytes
-//! meanwhile, a write's must stay as it was, and no one may write to the buffer of an idle tag.
+//! The oracle learns of every request before its server has it. The buffer of a read has foreign
+//! bytes until then. The buffer of a write, and that of an idle tag, must not change.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use crate::oracle::Oracle;
 use crate::sim::kernel::{Expect, Request};
 use crate::sim::process::{EBADE, EIO};
 
-/// What reads find in their buffer's place before they are answered.
+/// Fills the buffers of reads before their answers.
 const UNREAD: u8 = 0xee;
 
-/// Requests of a mount that was fenced: they have to fail.
+/// Requests of a fenced mount, which must fail.
 const LATE_REQUESTS: u32 = 6;
 
 impl World {
-    /// Takes what ended and holds it against the oracle.
+    /// Takes the outcomes and compares them with the oracle.
     pub(super) fn reap(&mut self) -> bool {
         let outcomes = self.site.rig.take_outcomes();
         let busy = !outcomes.is_empty();
@@ -70,7 +70,7 @@ impl World {
                 _ => false,
             };
             self.report.lasting += u64::from(*op == IoOp::Flush && mount.lost);
-            // But for want of a target, a flush fails of a loss only, or is one.
+            // Unless the target is gone for too long, a flush fails only by a loss, or causes one.
             let for_want = self.plan.fail_after.is_some();
             mount.lost |= lasts && *op == IoOp::Flush && -result == EIO && !for_want;
             self.report.errors += 1;
@@ -156,7 +156,7 @@ impl World {
         let longest = [1, 2, longest][self.random.index(3)].min(longest);
         let blocks = 1 + self.random.index(longest);
         let all = self.oracle.len() / block;
-        // Half of the requests meet in a few blocks.
+        // Half of the requests fall into a few blocks.
         let room = if self.random.chance(500) { blocks + 3 } else { all };
         let blocks = blocks.min(all);
         let first = self.random.index(room.min(all) - blocks + 1);
@@ -179,7 +179,7 @@ impl World {
         expect
     }
 
-    /// Gives the servers what the driver has for them.
+    /// Gives the driver's requests to the servers.
     pub(super) fn dispatch(&mut self) -> bool {
         let mut busy = false;
         for mount in &mut self.mounts {

@@ -1,4 +1,4 @@
-//! [`Session`]: the document, as files to write, commands to type and samples of what they say.
+//! [`Session`]: the document, as files to write, commands to type and samples of their output.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ pub(super) const PATH: &str = "docs/session.md";
 /// One part of the document.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// A line for people, or the fence of a block.
+    /// A line of text, or the fence of a block.
     Text(String),
     /// A block of TOML that begins with its path.
     File { path: String, text: String },
-    /// What is typed after the prompt of a host, and what it says.
+    /// A command after the prompt of a host, and its output.
     Command { host: String, command: String, sample: Vec<String> },
 }
 
@@ -88,7 +88,7 @@ impl Session {
     }
 }
 
-/// The host and the command of a line that is typed.
+/// The host and the command of a line with a prompt.
 fn typed(line: &str) -> Option<(&str, &str)> {
     let (host, command) = line.split_once("# ")?;
     let is_host = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric());

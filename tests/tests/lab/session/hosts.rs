@@ -1,6 +1,5 @@
-//! [`Hosts`]: `store1` and `client1`, each with a name, an `/etc`, a `/srv`, a `/var/lib` and a
-//! `/run/rblk` of its own. They share the kernel and its network. What is mounted below `/mnt` is
-//! seen by all.
+//! [`Hosts`]: `store1` and `client1`, each with its own name, `/etc`, `/srv`, `/var/lib` and
+//! `/run/rblk`. The hosts share the kernel, its network, and mounts below `/mnt`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,10 +10,10 @@ use rblk_tests::lab::{DEADLINE, Lab, Running, until};
 use super::super::sh;
 
 const NAMES: [&str; 2] = ["store1", "client1"];
-/// For one command.
+/// Time for one command.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Makes a host, and keeps it. Its `/etc` is a list of links to what the machine has.
+/// Makes a host, and keeps it. Its `/etc` is a list of links to the machine's files.
 const HOST: &str = r#"
 set -e
 echo "$1" >/proc/sys/kernel/hostname
@@ -32,7 +31,7 @@ mount --bind "$2/run" /run/rblk
 touch "$2/ready"
 exec sleep infinity"#;
 
-/// Both hosts. Dropped, they end.
+/// Both hosts. Drop ends them.
 pub(super) struct Hosts<'l> {
     lab: &'l Lab,
     hosts: [Running; 2],
@@ -64,8 +63,8 @@ impl<'l> Hosts<'l> {
         hosts
     }
 
-    /// What a command says, on either stream. The host is ready before anything runs on it: else
-    /// the command would be the machine's.
+    /// The output of a command, both streams together. The host must be ready, or the command would
+    /// run on the machine itself.
     pub(super) fn run(&self, host: &str, command: &str) -> String {
         let at = NAMES.iter().position(|name| *name == host);
         let pid = at.map(|at| self.hosts[at].pid()).unwrap_or_else(|| panic!("no host {host}"));
@@ -85,7 +84,7 @@ impl<'l> Hosts<'l> {
         Running::start(enter).finish(LIMIT).stdout
     }
 
-    /// Writes a file of the host that has such files.
+    /// Writes a file, on the host that the path belongs to.
     pub(super) fn write(&self, path: &str, text: &str) {
         let host = if path.starts_with("/etc/rblk/target") { NAMES[0] } else { NAMES[1] };
         let place = directory(self.lab, host).join(path.trim_start_matches('/'));
@@ -96,7 +95,7 @@ impl<'l> Hosts<'l> {
 
 impl Drop for Hosts<'_> {
     fn drop(&mut self) {
-        // What a session that failed left there.
+        // A failed session may leave mounts there.
         let _ = Command::new("umount").args(["-R", "-l", "/mnt"]).status();
     }
 }

@@ -1,10 +1,10 @@
-//! What may differ between a sample and what a command says: the one list of it. Pure.
+//! The differences allowed between a sample and the real output, all in one list. Pure.
 //!
-//! A table is compared cell by cell, and anything else word by word: how wide a column is, and
-//! where a line of words is broken, is not compared. Where a number varies, its kind does not: a
-//! time stays a time, and a size a size.
+//! A table is compared cell by cell, and other text word by word. The width of columns and the
+//! places of line breaks do not matter. A number may vary, but not its kind: a time stays a time,
+//! and a size a size.
 
-/// Columns whose numbers vary: counts, rates, times, parts, and how much is cached.
+/// Columns with numbers that vary: counts, rates, times, parts, and cached sizes.
 const COLUMNS: [&str; 40] = [
     "R/s",
     "W/s",
@@ -47,12 +47,12 @@ const COLUMNS: [&str; 40] = [
     "DELAYED",
     "MEAN DELAY",
 ];
-/// Columns that are not of capitals alone.
+/// Columns with small letters.
 const MIXED: [&str; 15] = [
     "R/s", "W/s", "MiB/s", "rMiB/s", "wMiB/s", "p99", "p99 R", "p99 W", "rP50", "rP99", "wP50",
     "wP99", "IN", "R", "BYTES/S",
 ];
-/// Commands whose numbers in words vary, too.
+/// Commands with numbers in words that vary, too.
 const COUNTED: [&str; 6] = [
     "rblk-target status -v",
     "rblk-target top",
@@ -61,8 +61,8 @@ const COUNTED: [&str; 6] = [
     "rblk-initiator status",
     "rblk-initiator metrics",
 ];
-/// What follows these words in a line of these commands: times, processes, versions, and what the
-/// machine has.
+/// The rest of the line after these words varies, in the output of these commands: times,
+/// processes, versions, and properties of the machine.
 const REST: [(&str, &str); 14] = [
     ("rblk-target check", "running target (process "),
     ("rblk-target status", "serving, up "),
@@ -80,17 +80,18 @@ const REST: [(&str, &str); 14] = [
     ("resize2fs ", "resize2fs 1."),
 ];
 
-/// The one word that follows these in a line of these commands varies: the rest of the line counts.
+/// The one word after these words varies, in the output of these commands. The rest of the line
+/// counts.
 const NEXT: [(&str, &str); 2] =
     [("rblk-target upgrade", "process"), ("rblk-target upgrade", "pause")];
 
-/// What a command of a trace is: a file system writes of its own accord, too.
+/// Operations of a trace vary: a file system also writes on its own.
 const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "write-zeroes"];
 
-/// How lines of these commands begin that are said or not: a drain that is done at once has none.
+/// Beginnings of optional lines of these commands: a drain that ends at once prints no such line.
 const PASSING: [(&str, &str); 1] = [("rblk-target drain", "draining: ")];
 
-/// The first difference that may not be, in words.
+/// The first forbidden difference, in words.
 pub(super) fn difference(command: &str, sample: &[String], said: &[String]) -> Option<String> {
     let (ours, real) = (parts(command, sample), parts(command, said));
     for (ours, real) in ours.iter().zip(&real) {
@@ -121,7 +122,7 @@ pub(super) fn difference(command: &str, sample: &[String], said: &[String]) -> O
         .then(|| format!("{} parts in the sample, {} said", lengths.0, lengths.1))
 }
 
-/// What is compared as one.
+/// A unit of the comparison.
 #[derive(Debug)]
 enum Part {
     /// The names of columns.
@@ -151,7 +152,7 @@ fn parts(command: &str, lines: &[String]) -> Vec<Part> {
             parts.push(Part::Header(cells));
             continue;
         }
-        // A line below the rows, in words, has no columns.
+        // A line of words below the rows has no columns.
         if let Some(columns) = columns.clone().filter(|_| cells.len() > 2) {
             parts.push(Part::Row(columns, cells));
             continue;
@@ -166,7 +167,8 @@ fn parts(command: &str, lines: &[String]) -> Vec<Part> {
     parts
 }
 
-/// A line without what varies whole: times of day, ports, the word or the rest behind some words.
+/// A line without the parts that vary entirely: times of day, ports, the word or the rest after
+/// some words.
 fn masked(command: &str, line: &str) -> String {
     let mut words: Vec<String> = line.split(' ').map(|word| no_port(no_moment(word))).collect();
     for (_, before) in NEXT.iter().filter(|(of, _)| command.starts_with(of)) {
@@ -197,7 +199,7 @@ fn no_moment(word: &str) -> &str {
     if is_one { "MOMENT" } else { word }
 }
 
-/// The port of a connection is the kernel's choice. Those of the target are not.
+/// The port of a connection is the kernel's choice. Ports of the target are not.
 fn no_port(word: &str) -> String {
     let Some((address, rest)) = word.split_once(':') else { return word.to_owned() };
     let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -208,7 +210,7 @@ fn no_port(word: &str) -> String {
     format!("{address}:PORT{}", &rest[digits..])
 }
 
-/// The cells of a row: two spaces or more are between them.
+/// The cells of a row, separated by two or more spaces.
 fn cells(line: &str) -> Vec<String> {
     let cells = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty());
     cells.map(str::to_owned).collect()
@@ -224,7 +226,7 @@ fn is_header(cells: &[String]) -> bool {
     cells.len() > 2 && cells.iter().all(is_name)
 }
 
-/// Whether two words are numbers of one kind, with the same signs behind them.
+/// Whether two words are numbers of one kind, followed by the same signs.
 fn is_alike(ours: &str, real: &str) -> bool {
     let (ours, real) = (kind(ours), kind(real));
     match (&ours, &real) {
@@ -236,7 +238,7 @@ fn is_alike(ours: &str, real: &str) -> bool {
     }
 }
 
-/// The kind of a number, none for `-`, which stands for any of them; and the signs behind it.
+/// The kind of a number, and the signs after it. No kind for `-`, which matches any number.
 fn kind(word: &str) -> Option<(Option<&'static str>, &str)> {
     let plain = word.trim_end_matches([',', ':', ';', '.', ')']);
     let signs = &word[plain.len()..];
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_varies_may_differ_and_nothing_else() {
+    fn only_varying_parts_may_differ() {
         let table = "VOLUME   SIZE  HITS  p99 R  HELD BY\nvol0    64MiB   14%  3.8ms  client1";
         let status = |said: &str| fits("rblk-target status", table, said);
         assert!(status(&table.replace("14%", "9%").replace("3.8ms", "-")));
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_command_varies_in_what_it_waited_for() {
+    fn the_waits_of_a_slow_command_may_vary() {
         let line = "2026-11-23T08:00:00.123Z    15.2ms write lba 2048 4KiB client1 session 3 queue 2: \
                     data 0.2ms, store 15.0ms";
         let other = "2026-11-23T09:01:02.003Z     1.2ms write lba 99 64KiB client1 session 4 queue 0: \

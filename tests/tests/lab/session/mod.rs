@@ -1,9 +1,9 @@
 //! `docs/session.md`, typed: every command of it runs in its order with the real programs, on two
-//! hosts that share a kernel, and says what the document says.
+//! hosts that share a kernel, and prints the document's output.
 //!
-//! `RBLK_SESSION=write` replaces the samples that differ by what the commands say now. Do that
-//! after a command was added to the document, which needs no sample then, or after a text has
-//! changed. Read the difference before you keep it.
+//! `RBLK_SESSION=write` replaces the samples that differ by the present output. Do that after
+//! adding a command to the document, without a sample, or after changing a text. Read the
+//! difference before you keep it.
 
 mod document;
 mod hosts;
@@ -16,8 +16,8 @@ use rblk_tests::lab::{Lab, run};
 use document::{Item, Session};
 use hosts::Hosts;
 
-/// Commands that only look. They are asked again while what they say does not fit: a host hears of
-/// a change a moment later. `discover` is none of them: it begins a session, which is an event.
+/// Commands that only read. The test repeats them while their output differs: a host learns of a
+/// change a moment later. `discover` is not in the list: it begins a session, which is an event.
 const LOOKS: [&str; 13] = [
     "rblk-target check",
     "rblk-target doctor",
@@ -33,18 +33,18 @@ const LOOKS: [&str; 13] = [
     "rblk-initiator status",
     "rblk-initiator top",
 ];
-/// How long it may take until a look fits, and until a new sample is taken.
+/// The time limit for a matching output, and the delay before a new sample is taken.
 const PATIENCE: Duration = Duration::from_secs(20);
 const SETTLED: Duration = Duration::from_secs(2);
-/// Fewer would not be the session that the document promises.
+/// The document promises a session of this length.
 const COMMANDS_LEAST: usize = 55;
 /// The address of the target in the document.
 const ADDRESS: &str = "192.0.2.1";
 
-/// Where the programs are in the document.
+/// The directory of the programs in the document.
 const PROGRAMS: &str = "/usr/bin";
 
-/// What the document calls otherwise than the lab: the address of the target, the place of the
+/// Names in the document that differ in the lab: the address of the target, the directory of the
 /// programs, and keys.
 struct Names(Vec<(String, String)>);
 
@@ -57,7 +57,7 @@ impl Names {
         self.0.iter().fold(text.to_owned(), |text, (ours, real)| text.replace(real, ours))
     }
 
-    /// Takes the keys of an output for those that the sample has in their places.
+    /// Maps the keys of the sample to those of the output, in their order.
     fn learn(&mut self, sample: &[String], output: &str) {
         let lines: Vec<&str> = sample.iter().map(String::as_str).collect();
         let new = keys(&lines.join("\n")).into_iter().zip(keys(output));
@@ -81,7 +81,7 @@ fn keys(text: &str) -> Vec<String> {
     keys.flatten().filter(|key| !key.is_empty()).map(|key| format!("rblk1:{key}")).collect()
 }
 
-/// Runs one command. Returns what it says in place of its sample, if that does not fit.
+/// Runs one command. Returns its output if the sample does not fit.
 fn step(
     hosts: &Hosts<'_>,
     names: &mut Names,

@@ -1,16 +1,16 @@
 //! A disk that begins to lose writes below a buffered or a direct store, two mounts of the volume,
 //! and four writers that synchronise at the same time: a sync that covered a lost write must fail.
 //!
-//! The kernel tells of a write that it could not write back once, to one caller of each open file.
-//! A target has one open file for a volume and a FLUSH may come from any connection, so the target
-//! must tell every FLUSH.
+//! The kernel reports a write that it could not write back once, to one caller of each open file. A
+//! target has one open file for a volume, and a FLUSH may come from any connection, so the target
+//! must report the loss to every FLUSH.
 //!
-//! Each round has a small disk, a fault and a volume. When the target is dead, the bytes are read
-//! from below the fault, and compared with what the writers noted.
+//! Each round has a small disk, a fault and a volume. After the target's death, the test reads the
+//! bytes from below the fault, and compares them with the writers' notes.
 //!
 //! `RBLK_ROUNDS=N` sets the number of rounds, `RBLK_SEED=N` the seed of the first round, and
-//! `RBLK_FAULTS=error,flakey` leaves out the thin pool. A round follows from its seed and from
-//! the list of faults, except the order in which threads run: repeat a failed round often.
+//! `RBLK_FAULTS=error,flakey` leaves out the thin pool. A round depends on its seed and on the list
+//! of faults, except for the order in which threads run: repeat a failed round often.
 
 mod plan;
 mod round;
@@ -30,14 +30,14 @@ use self::plan::{Plan, Scene, Way};
 use self::round::Round;
 use super::{MIB, config, serve, with_delay};
 
-/// Rounds of one life of a target: a volume for each, since a store that lost writes fails until a
-/// restart.
+/// Rounds of one life of a target: each has its own volume, since a store that lost writes fails
+/// until a restart.
 const ROUNDS_OF_A_LIFE: usize = 6;
 const WRITERS: usize = 4;
-/// What a failed disk and a full one say.
+/// The errors of a failed disk and of a full one.
 const ERRNOS: [i32; 2] = [libc::EIO, libc::ENOSPC];
 
-/// By turns, so that few rounds have every kind.
+/// Takes turns, so that a few rounds cover every kind.
 fn by_turns(number: u64, len: u64) -> usize {
     usize::try_from(number % len).expect("an index")
 }
@@ -81,7 +81,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Compares the disk with what the writers noted. Adds lies, in words, to `lies`.
+/// Compares the disk with the writers' notes. Adds lies, in words, to `lies`.
 fn judge(plan: &Plan, diaries: &[Diary], disk: &[u8], lies: &mut Vec<String>) -> Tally {
     let mut tally = Tally { rounds: 1, ..Tally::default() };
     let block = |block: u64| {
@@ -94,7 +94,7 @@ fn judge(plan: &Plan, diaries: &[Diary], disk: &[u8], lies: &mut Vec<String>) ->
         lies.extend(found.iter().map(|lie| format!("{plan}: {lie}")));
         tally.writes += diary.acknowledged();
         if way != Way::Buffered {
-            // What is missing of a buffered writer may never have left the mount's own page cache.
+            // Missing writes of a buffered writer may never have left the mount's own page cache.
             tally.writes_lost += lost;
         }
         tally.syncs += diary.synced;
@@ -134,7 +134,7 @@ fn life(lab: &Lab, plans: &[Arc<Plan>], lies: &mut Vec<String>) -> Vec<Tally> {
         diaries.push(round.finish());
     }
     let flushes: Vec<u64> = target.status().poll_groups.iter().map(|g| g.flushes).collect();
-    // The writers of one round may all be on one CPU, and have one queue and one poll group.
+    // The writers of one round may all run on one CPU, and use one queue and one poll group.
     assert!(
         plans.len() < ROUNDS_OF_A_LIFE || flushes.iter().filter(|count| **count > 0).count() >= 2,
         "FLUSHes by poll group: {flushes:?}; they cannot overlap, and the rounds prove nothing"
@@ -168,7 +168,7 @@ fn rounds(lab: &Lab) {
             total.add(&tally);
         }
         lies[before..].iter().for_each(|lie| println!("LIE: {lie}"));
-        // libtest keeps what is printed in a pipe until there is much of it.
+        // libtest buffers output to a pipe.
         let _ = io::stdout().flush();
     }
     for ((fault, store, cache, scene), tally) in &tallies {

@@ -1,4 +1,4 @@
-//! [`Plan`]: one round of the test, as its seed says.
+//! [`Plan`]: one round of the test, from its seed.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use rblk_tests::lab::Fault;
 
 use super::{WRITERS, by_turns};
 
-/// When the fault comes.
+/// The time of the fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Scene {
     /// While all writers write and synchronise.
     DuringSyncs,
-    /// While no sync runs: the kernel writes back, and fails, and the disk works again when
-    /// all writers synchronise.
+    /// While no sync runs: the kernel writes back, and fails. The disk works again when all writers
+    /// synchronise.
     BetweenSyncs,
 }
 
@@ -23,13 +23,13 @@ pub(super) enum Scene {
 pub(super) enum Way {
     /// `O_DIRECT`, then `fdatasync`.
     Direct,
-    /// By the page cache of the mount, then `fdatasync`.
+    /// Through the page cache of the mount, then `fdatasync`.
     Buffered,
     /// `O_DIRECT` with `O_DSYNC`: a FUA write, and a FLUSH.
     Fua,
 }
 
-/// One round, as its seed says.
+/// One round, from its seed.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
@@ -40,8 +40,8 @@ pub(super) struct Plan {
     pub(super) rdma: bool,
     /// Whether the disk has a volatile cache.
     pub(super) volatile: bool,
-    /// Whether the target stands still while the disk fails, as on a machine that is busy: which of
-    /// its threads hears of its FLUSH first is open then.
+    /// Whether the target stands still while the disk fails, as on a busy machine. Then any of its
+    /// threads may be the first to hear of its FLUSH.
     pub(super) standstill: bool,
     /// Chunks that a thin pool has room for.
     pub(super) room: u64,
@@ -69,11 +69,13 @@ impl Plan {
             rdma: seed % 5 == 4,
             volatile: random.chance(500),
             standstill: random.chance(750),
-            // The first chunk, those that writers fill before the scene between syncs, and more.
+            // The first chunk, the chunks that writers fill before the scene between syncs, and
+            // more.
             room: 1 + 4 * WRITERS as u64 + random.within(0, 20),
             writes_before: random.within(8, 80),
             ways: std::array::from_fn(|writer| match random.below(3) {
-                // One of each mount: what it was acknowledged is at stake in every round.
+                // One direct writer on each mount: every round then has acknowledged writes at
+                // stake.
                 _ if writer < 2 => Way::Direct,
                 0 => Way::Buffered,
                 1 => Way::Fua,

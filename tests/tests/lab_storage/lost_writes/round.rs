@@ -1,4 +1,4 @@
-//! [`Round`]: a volume, mounted twice, with its writers, and the fault that comes.
+//! [`Round`]: a volume, mounted twice, with its writers and its fault.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use super::plan::{Plan, Scene};
 use super::writer::{Shared, Writer};
 use super::{WRITERS, by_turns};
 
-/// Time for writers to come to their syncs, and for syncs to end. No judgement depends on it, only
-/// how many syncs overlap.
+/// Time for writers to reach their syncs, and for syncs to end. No judgement depends on it, only
+/// the number of syncs that overlap.
 const GATHER: Duration = Duration::from_millis(30);
 
 /// The volume of a round, mounted twice, with its writers at work.
@@ -33,7 +33,7 @@ impl<'l> Round<'l> {
         let address = if plan.rdma { lab.rdma() } else { lab.tcp() };
         let mounts = ["a", "b"].map(|mount| {
             let flags = MountFlags::new(address.clone(), volume).name(&format!("{volume}{mount}"));
-            // However long the machine stands still, no path is lost for that.
+            // The path survives even if the machine stands still.
             let flags = flags.flag("--detect", "30s").flag("--queue-depth", "16");
             Mounted::new(lab, &flags.switch("--shared"))
         });
@@ -62,7 +62,7 @@ impl<'l> Round<'l> {
         Self { plan: Arc::clone(plan), mounts, shared, ready, go, diaries }
     }
 
-    /// Waits until `writers` are where the fault may come, or have ended.
+    /// Waits until `writers` are ready for the fault, or have ended.
     fn wait_ready(&self, writers: usize) {
         for _ in 0..writers {
             match self.ready.recv_timeout(2 * DEADLINE) {
@@ -96,7 +96,7 @@ impl<'l> Round<'l> {
                         found.filter(|v| v.counts.dirty_bytes == 0).map(|_| ())
                     });
                     disk.begin(|| {});
-                    // The error is told to this caller, too, and is not news.
+                    // This caller gets the error, too; the test knows it already.
                     let _ = disk.write_back();
                     disk.mend(|| {
                         self.go();
@@ -112,7 +112,7 @@ impl<'l> Round<'l> {
         self.shared.faulty.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the writers go on that wait for the fault.
+    /// Lets writers that wait for the fault continue.
     fn go(&self) {
         for go in &self.go {
             // A writer that has ended does not listen.

@@ -1,4 +1,4 @@
-//! [`Writer`]: writes blocks of its own, synchronises, and notes what the disk says.
+//! [`Writer`]: writes its own blocks, synchronises, and notes the results.
 
 use std::fs::File;
 use std::io;
@@ -15,14 +15,14 @@ use rblk_tests::lab::{Aligned, BLOCK, DEADLINE, Diary, Fault, FaultyDisk};
 use super::WRITERS;
 use super::plan::{Plan, Scene, Way};
 
-/// Each writer has the first block of each of its chunks, then the second of each, and so on.
+/// A writer first writes the first block of each of its chunks, then the second of each, and so on.
 const CHUNKS: u64 = FaultyDisk::BYTES / FaultyDisk::CHUNK_BYTES;
 const CHUNKS_OF_A_WRITER: u64 = (CHUNKS - 1) / WRITERS as u64;
 const BLOCKS_OF_A_CHUNK: u64 = FaultyDisk::CHUNK_BYTES / BLOCK as u64;
-/// What a writer goes on with after the fault, if nothing fails.
+/// The bursts after the fault, if no write fails.
 const BURSTS_AFTER: u64 = 8;
 
-/// What the writers of a round and the test share.
+/// State shared by the writers of a round and the test.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) acknowledged: AtomicU64,
@@ -36,10 +36,10 @@ pub(super) struct Writer {
     pub(super) diary: Diary,
     pub(super) random: Random,
     pub(super) file: File,
-    /// The same device, opened so that each write is durable when it is acknowledged.
+    /// The device, opened so that each write is durable when it is acknowledged.
     pub(super) durable: Option<File>,
     pub(super) shared: Arc<Shared>,
-    /// Tells the test that the writer has done what comes before the fault.
+    /// Reports that the writer is ready for the fault.
     pub(super) ready: Option<Sender<()>>,
     pub(super) go: Receiver<()>,
 }
@@ -59,7 +59,7 @@ impl Writer {
         })
     }
 
-    /// Writes until an error or the end of the scene, and gives the diary.
+    /// Writes until an error or the end of the scene. Returns the diary.
     pub(super) fn work(mut self) -> Diary {
         let _ = match self.plan.scene {
             Scene::DuringSyncs => self.during_syncs(),
@@ -85,7 +85,7 @@ impl Writer {
         for _ in 0..self.random.within(4, 12) {
             self.write(false)?;
         }
-        // For a thin pool: more than there is room for, by all writers together.
+        // For a thin pool: all writers together write more than its room.
         if self.plan.fault == Fault::Full {
             for _ in 0..10 {
                 self.write(false)?;
