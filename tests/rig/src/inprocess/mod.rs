@@ -1,6 +1,6 @@
 //! [`Rig`]: one target and any number of initiator queues in one thread over the in-memory fabric.
 //!
-//! The parts are the product's: [`PollGroup`](rblk_target::poll_group::PollGroup) and
+//! The parts are the product's: [`PollGroup`](rblk_target::data::poll_group::PollGroup) and
 //! [`Engine`](rblk_initiator::engine::Engine), with QPs, regions and keys as control makes them.
 //! Control itself is missing. Either the caller brings it, and assigns each connection its session
 //! and epoch ([`Join`]). Or the caller begins sessions, opens volumes and raises epochs by hand;
