@@ -11,8 +11,7 @@ use rblk_protocol::{BlockRange, CommandCapsule, Tag};
 use crate::data::connection::Connection;
 use crate::data::request::{Event, Span};
 use crate::volume::Volume;
-use crate::volume::ids::ConnectionId;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, VolumeIndex};
 
 /// A write that may not begin now.
 #[derive(Clone, Copy, Debug)]

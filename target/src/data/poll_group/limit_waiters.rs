@@ -17,8 +17,7 @@ use crate::data::connection::Connection;
 use crate::data::poll_group::command::block;
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{ConnectionId, SessionIndex};
+use crate::volume::ids::{ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::{Head, Ticks};
 
 /// How many lines of waiting commands one turn looks at: a limit that went does not keep others

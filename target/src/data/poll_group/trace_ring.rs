@@ -12,8 +12,7 @@ use rblk_fabric::Counter;
 use rblk_protocol::Opcode;
 
 use crate::data::request::Span;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::traffic::Stages;
 
 /// Commands that wait to be taken.

@@ -12,8 +12,7 @@
 use std::collections::VecDeque;
 
 use super::bucket::Ticks;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 /// Whose commands a line has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -14,8 +14,7 @@ use rblk_initiator::path_change::PathChange;
 use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeHandle};
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 
 use super::destroying::Ended;
 use super::poller::timed;
