@@ -18,8 +18,8 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use super::orders::{asked, carry};
-use super::remembered::Remembered;
 use super::predecessor::{Agreed, Predecessor};
+use super::remembered::Remembered;
 use super::reread::{Reread, with_files};
 use crate::control::hand_over::{Checked, ClockMoment, FORMS, HandOver, Leaves, Mounted};
 use crate::control::peers::session::Session;

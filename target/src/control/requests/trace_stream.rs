@@ -21,12 +21,12 @@ use tokio::sync::mpsc;
 use super::orders::asked;
 use crate::control::ToControl;
 use crate::control::groups::Groups;
-use crate::volume::Volume;
 use crate::data::poll_group::ToGroup;
 use crate::data::poll_group::trace_ring::{TraceRing, TracedIo};
 use crate::operate::ask::{Response, stopping};
 use crate::operate::refusal::Refusal;
 use crate::operate::trace_line::TraceLine;
+use crate::volume::Volume;
 use crate::volume::ids::SessionIndex;
 
 /// Time between two looks at the rings.
