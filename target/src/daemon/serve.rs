@@ -26,7 +26,7 @@ use crate::cache::{Shard, ShardOptions};
 use crate::control::connect::devices::may_serve;
 use crate::control::connect::registering::busy;
 use crate::control::core::{AuthConfig, Capacity, Hosts};
-use crate::control::ends::{GivenUp, RunEnd};
+use crate::control::ends::RunEnd;
 use crate::control::hand_over::{
     Checked, HandOver, Inherited, Successor, name_of_control, name_of_http,
 };
@@ -46,6 +46,7 @@ use crate::memory::arena::Arena;
 use crate::memory::demand;
 use crate::memory::demand::{Demand, HostMemory};
 use crate::operate::defaults::{NO_HOST, NO_VOLUME, addresses, poll_groups, target_name};
+use crate::operate::status::GivenUp;
 use crate::operate::status::in_words;
 use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;

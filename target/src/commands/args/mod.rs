@@ -509,7 +509,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         if cause.is::<crate::pool::opening::WrongSize>() {
             return Exit::Store;
         }
-        if cause.is::<crate::control::ends::GivenUp>() {
+        if cause.is::<crate::operate::status::GivenUp>() {
             return Exit::GaveUp;
         }
         if cause.is::<crate::memory::demand::NotEnoughMemory>() {
