@@ -1,14 +1,17 @@
 //! The target: owns volumes and a registered memory arena, and serves them to initiators.
 //!
 //! ```text
-//! for people        http, control::socket -> control::status, events
-//! control (tokio)   serve -> control::Control -> admission, devices, core -> session, holders
-//!                                 | mailbox          ^ channel
-//! data threads      poll_group::thread -> PollGroup -> connection, request, volume
-//!                                              |-> cache -> store (io_uring)   |-> fabric (QPs)
+//! commands            daemon (serve, http)
+//!    |                   |
+//!    |                control (tokio): requests -> Control -> connect, core -> peers
+//!    |                   |                    | mailbox          ^ channel
+//!    '--> operate <------|                    |                  |
+//!                     data (threads): poll_group::group_thread -> PollGroup -> connection, request
+//!                        |                       |-> cache -> store (io_uring)    |-> fabric (QPs)
+//!                     record, pool -> store -> volume, memory
 //! ```
 //!
-//! Calls go down, results come back as values: the loop in [`poll_group`] routes everything.
+//! Calls go down, results come back as values: the loop in [`data::poll_group`] routes everything.
 
 #![deny(unsafe_code)]
 

@@ -9,8 +9,7 @@ use rblk_rig::inprocess::{
 use rblk_rig::ram_store::{RamStore, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 
 /// The volume in memory.
 pub const MEMORY: VolumeIndex = VolumeIndex(0);

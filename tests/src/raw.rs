@@ -21,8 +21,7 @@ use rblk_protocol::{
     ResponseList, SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
 use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 
 use crate::bed::{Bed, PATIENCE};
 

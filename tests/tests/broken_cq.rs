@@ -10,8 +10,7 @@ use rblk_rig::inprocess::{
 };
 use rblk_rig::ram_store::RamStore;
 use rblk_target::data::poll_group::ToGroup;
-use rblk_target::volume::ids::VolumeIndex;
-use rblk_target::volume::ids::{AdmissionId, SessionIndex};
+use rblk_target::volume::ids::{AdmissionId, SessionIndex, VolumeIndex};
 use rblk_tests::bed::{PATIENCE, pattern};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);

@@ -9,8 +9,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::RamStore;
 use rblk_target::data::poll_group::{Step, ToGroup};
 use rblk_target::volume::Volume;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_target::volume::limits::{Limiter, Limits};
 
 const FIRST: VolumeIndex = VolumeIndex(0);

@@ -12,8 +12,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::data::group_stats::StatsSnapshot;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer, RawTarget};
 

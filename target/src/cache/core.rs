@@ -26,8 +26,7 @@ use crate::cache::shard_clock::Clock;
 use crate::cache::shard_volumes::{ShardVolumes, StoreFailure};
 use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store};
 use crate::volume::CacheMode;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 /// The state that every job uses.
 #[derive(Debug)]

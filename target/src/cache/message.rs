@@ -10,8 +10,7 @@ use nix::errno::Errno;
 use rblk_protocol::Tag;
 
 use crate::store::{OpKind, Segment};
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex};
+use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex, VolumeIndex};
 use crate::volume::timing::Spent;
 
 /// Runs of the arena that a shard lent, in the order of the volume's bytes.

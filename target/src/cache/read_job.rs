@@ -14,8 +14,7 @@ use super::slots::Install;
 use super::span::{BLOCK, Span, blocks_of};
 use crate::store::{OpKind, Segment, Store};
 use crate::volume::CacheMode;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::timing::Spent;
 
 /// Stands for a slot until one is allocated.

@@ -43,8 +43,7 @@ use crate::memory::arena::Arena;
 use crate::store::{OpDone, OpKind, Store};
 use crate::volume::CacheMode;
 use crate::volume::counts::VolumeStats;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{HostIndex, SessionIndex};
+use crate::volume::ids::{HostIndex, SessionIndex, VolumeIndex};
 use crate::volume::timing::Spent;
 
 /// One poll group's part of the cache. See the module.

@@ -14,7 +14,7 @@ use crate::cache::Unsaved;
 use crate::data::poll_group::group_thread::Handle;
 use crate::operate::ask::EndReport;
 use crate::operate::events::{EventKind, Occurrence};
-use crate::operate::status::{UnsavedStatus, in_words};
+use crate::operate::status::UnsavedStatus;
 use crate::volume::ids::VolumeIndex;
 
 /// How long the clients may take to pass the end on.
@@ -33,16 +33,7 @@ pub(crate) struct RunEnd {
     pub departure: Option<Departure>,
 }
 
-/// A target gave acknowledged data up when it stopped.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the target stopped, and acknowledged data is lost: {}. Mounts report the loss when they connect again, or write \
-     again what they retained",
-    in_words(.0)
-)]
-pub(crate) struct GivenUp(pub Vec<UnsavedStatus>);
-
-/// Held by a task until it has sent the end of the target to its client.
+/// Who holds this has not told the end of the target to whoever asked for it.
 #[derive(Debug)]
 pub(crate) struct Telling {
     _kept: mpsc::Sender<()>,
@@ -204,6 +195,10 @@ mod tests {
         let report = EndReport { unsaved: vec![status], error: None };
         ends.tell(&report).await;
         assert_eq!(reader.await.unwrap(), report);
-        assert!(GivenUp(report.unsaved).to_string().contains("lost: volume `v` 2MiB (x). Mounts"));
+        assert!(
+            crate::operate::status::GivenUp(report.unsaved)
+                .to_string()
+                .contains("lost: volume `v` 2MiB (x). Mounts")
+        );
     }
 }

@@ -40,8 +40,7 @@ use crate::record::holders::VolumeUuid;
 use crate::record::{News, StateDirectory};
 use crate::store::{Backing, StoreFault, StoreIdentity};
 use crate::volume::Volume;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{AdmissionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, SessionIndex, VolumeIndex};
 use crate::volume::notes::VolumeNotes;
 
 use self::core::{
@@ -456,7 +455,8 @@ impl Control {
                 let _ = reply.send(self.events_after(after));
             }
             ToControl::Past(reply) => {
-                let _ = reply.send(self.past());
+                let Description { instance, started, .. } = self.description;
+                let _ = reply.send(self.sampling.report(instance, started));
             }
             ToControl::Drain(reply) => {
                 self.warn_of_stores();
@@ -485,14 +485,20 @@ impl Control {
                 let _ = reply.send(self.close_to_others(&name, which, close));
             }
             ToControl::BeginTrace(volume, slower, reply) => {
-                if let Err(Ok(begun)) = reply.send(self.begin_trace(&volume, slower)) {
+                let begun = match self.volume_named(&volume).map(Arc::clone) {
+                    Some(volume) => self.traces.begin(&volume, slower, &mut self.groups),
+                    None => Err(Refusal::no_volume(&volume)),
+                };
+                if let Err(Ok(begun)) = reply.send(begun) {
                     // The client is gone already.
-                    self.end_trace(begun.number());
+                    self.traces.end(begun.number(), &mut self.groups);
                 }
             }
-            ToControl::EndTrace(number) => self.end_trace(number),
+            ToControl::EndTrace(number) => self.traces.end(number, &mut self.groups),
             ToControl::HostOf(session, reply) => {
-                let _ = reply.send(self.host_of(session));
+                let session = self.core.sessions().get(session);
+                let host = session.map_or_else(String::new, |s| s.host_name.to_string());
+                let _ = reply.send(host);
             }
             ToControl::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));

@@ -18,15 +18,13 @@ use super::core::Ticket;
 use super::*;
 use crate::cache::{Shard, ShardOptions, Unsaved};
 use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
-use crate::data::poll_group::PollerMemory;
-use crate::data::poll_group::group_thread;
 use crate::data::poll_group::group_thread::{POLLERS_MAX, Tuning};
 use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::{PollerMemory, group_thread};
 use crate::memory::arena::Arena;
 use crate::operate::events::EventKind;
 use crate::store::uring::{UringOptions, UringStore};
-use crate::volume::ids::ConnectionId;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, VolumeIndex};
 use crate::volume::{CacheMode, Placement};
 
 fn volume() -> Arc<Volume> {

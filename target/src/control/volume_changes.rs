@@ -300,7 +300,7 @@ impl Control {
         }
     }
 
-    fn volume_named(&self, name: &str) -> Option<&Arc<Volume>> {
+    pub(super) fn volume_named(&self, name: &str) -> Option<&Arc<Volume>> {
         self.core.volumes().iter().find(|volume| volume.name.as_str() == name)
     }
 

@@ -27,7 +27,6 @@ use crate::cache::{Shard, ShardOptions};
 use crate::control::connect::devices::may_serve;
 use crate::control::connect::registering::busy;
 use crate::control::core::{AuthConfig, Capacity, Hosts};
-use crate::operate::status::GivenUp;
 use crate::control::ends::RunEnd;
 use crate::control::hand_over::{
     Checked, HandOver, Inherited, Successor, name_of_control, name_of_http,
@@ -41,14 +40,14 @@ use crate::daemon::accept::{Missing, accept};
 use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
 use crate::daemon::signals::{RELOADS, Signals, StopOrdered, Stops};
-use crate::data::poll_group::FromGroup;
-use crate::data::poll_group::group_thread;
 use crate::data::poll_group::group_thread::{Handle, Tuning};
 use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::{FromGroup, group_thread};
 use crate::memory::arena::Arena;
 use crate::memory::demand;
 use crate::memory::demand::{Demand, HostMemory};
 use crate::operate::defaults::{NO_HOST, NO_VOLUME, addresses, poll_groups, target_name};
+use crate::operate::status::GivenUp;
 use crate::operate::status::in_words;
 use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;

@@ -225,6 +225,15 @@ impl fmt::Display for UnsavedStatus {
     }
 }
 
+/// A target gave acknowledged data up when it stopped.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the target stopped, and acknowledged data is lost: {}. Mounts report the loss when they connect again, or write \
+     again what they retained",
+    in_words(.0)
+)]
+pub(crate) struct GivenUp(pub Vec<UnsavedStatus>);
+
 /// The name of the device of all connections over TCP.
 pub(crate) const OVER_TCP: &str = "soft";
 

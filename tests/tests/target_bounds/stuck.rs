@@ -7,8 +7,7 @@ use rblk_rig::ram_store::{RamStore, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::store::{Op, OpDone, Segment, Store};
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_tests::bed::{PATIENCE, pattern};
 
 use super::{MIB, MODES, STUCK};

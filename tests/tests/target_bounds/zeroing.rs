@@ -5,8 +5,7 @@ use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
 use rblk_target::data::poll_group::ToGroup;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
 
 use super::MIB;

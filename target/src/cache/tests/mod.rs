@@ -36,8 +36,7 @@ use super::{Landed, OneBlock, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::memory::arena::Arena;
 use crate::store::OpKind;
 use crate::volume::CacheMode;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex};
+use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex, VolumeIndex};
 use crate::volume::timing::Spent;
 use script::Script;
 

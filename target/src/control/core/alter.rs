@@ -54,8 +54,7 @@ use crate::cache::SLOT_BYTES;
 use crate::record::AtRisk;
 use crate::record::holders::ServedFrom;
 use crate::store::StoreIdentity;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.
@@ -444,6 +443,20 @@ impl Core {
             }
         }
         self.begin_step();
+    }
+
+    /// A volume goes although not all that hosts wrote is in its store.
+    fn abandon(&mut self, volume: &Volume, why: String) {
+        tracing::error!(volume = %volume.name, why, "a volume is removed without its store");
+        if let Some(record) = self.holders.fence(volume.uuid) {
+            self.fences.owe(volume.uuid);
+            if self.changes.has_claim(&volume.uuid) {
+                self.changes.postpone(volume.uuid);
+            } else {
+                self.persist_change(record);
+            }
+        }
+        self.effects.push_back(Effect::GivenUp(why));
     }
 
     fn begin_step(&mut self) {

@@ -12,8 +12,7 @@ use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
 
 use super::{Answer, ConnectionRef, Core, refuse};
 use crate::control::peers::session::Session;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 /// ASYNC_EVENTs one session may park.
 const PARKED_PER_SESSION: usize = 4;

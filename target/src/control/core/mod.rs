@@ -34,6 +34,7 @@ mod list;
 mod login;
 mod occurrences;
 mod open;
+mod open_settles;
 mod places;
 mod proof;
 mod refused;
@@ -57,8 +58,7 @@ use crate::operate::events::{EventKind, Occurrence};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::store::StoreIdentity;
 use crate::volume::Volume;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 
 pub use alter::{OrderError, VolumeOrder};
@@ -76,8 +76,10 @@ use async_events::AsyncEvents;
 use changes::Changes;
 use draining::Drain;
 use exports::Exports;
+use given_up::OwedFences;
 use login::WaitingLogin;
 use open::WaitingOpen;
+use open_settles::OpenSettles;
 use proof::Proven;
 use refused::refused;
 use seals::{Seals, Unsealed};
@@ -227,15 +229,12 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
-    // Settles so far, and those under way: one for each volume, however long its store takes.
-    settles: u64,
-    settling: BTreeMap<VolumeIndex, SettleTicket>,
+    settles: OpenSettles,
     // The volume that is being added, removed or changed.
     alteration: Option<Alteration>,
     // Volumes that only their present users may open.
     closing: BTreeSet<VolumeIndex>,
-    // Volumes that were given up, while their fence may not be durable.
-    given_up: BTreeSet<VolumeUuid>,
+    fences: OwedFences,
     events: AsyncEvents,
     drain: Drain,
     decisions: Decisions,
@@ -291,11 +290,10 @@ impl Core {
             changes: Changes::default(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
-            settles: 0,
-            settling: BTreeMap::new(),
+            settles: OpenSettles::default(),
             alteration: None,
             closing: BTreeSet::new(),
-            given_up: BTreeSet::new(),
+            fences: OwedFences::default(),
             events: AsyncEvents::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
@@ -462,7 +460,7 @@ impl Core {
     /// The record of an [`Effect::Persist`] is durable, or may not be durable for that reason.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
         self.changes.confirmed(ticket, result.is_ok());
-        self.look_at_fences(&result);
+        self.fences.look(&self.changes, &result);
         match result {
             Ok(()) => {
                 self.claim_persisted(ticket);
@@ -601,6 +599,26 @@ impl Core {
         let ticket = self.changes.next_ticket();
         self.effects.push_back(Effect::Persist { ticket, record });
         ticket
+    }
+
+    /// Whether the next run may not know that hosts of a volume may not resume.
+    #[must_use]
+    pub fn owes_fences(&self) -> bool {
+        self.fences.are_owed()
+    }
+
+    /// The volumes of which that is so. Their mounts must learn of a loss.
+    pub(crate) fn owed_fences(&self) -> impl Iterator<Item = VolumeUuid> {
+        self.fences.iter()
+    }
+
+    /// Writes the records again that could not be written.
+    fn fence_again(&mut self) {
+        for volume in self.fences.due(&self.changes) {
+            if let Some(record) = self.holders.record(&volume).cloned() {
+                self.persist_change(record);
+            }
+        }
     }
 
     /// Makes the record of [`Self::holders`] durable, which just changed.

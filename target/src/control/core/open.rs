@@ -42,8 +42,7 @@ use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::Session;
 use crate::data::poll_group::SettleTicket;
 use crate::record::holders::Claimant;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::{Placement, Volume};
 
 /// An OPEN that was neither refused nor answered.
@@ -383,8 +382,7 @@ impl Core {
             (0..self.waiting_opens.len()).filter(|at| due(&self.waiting_opens[*at])).collect();
         for at in due {
             let volume = self.waiting_opens[at].volume;
-            if self.settling.contains_key(&volume) {
-                // One at a time. The one under way does not cover writes since it began.
+            if self.settles.is_under_way(volume) {
                 continue;
             }
             let has_store = self
@@ -393,9 +391,7 @@ impl Core {
                 .is_some_and(|volume| matches!(volume.placement, Placement::Store));
             self.waiting_opens[at].settling = match has_store && !Mutation::OpenUnsettled.is_on() {
                 true => {
-                    self.settles += 1;
-                    let ticket = SettleTicket(self.settles);
-                    self.settling.insert(volume, ticket);
+                    let ticket = self.settles.begin(volume);
                     self.effects.push_back(Effect::Settle { ticket, volume });
                     Settling::Begun(ticket)
                 }
@@ -407,7 +403,7 @@ impl Core {
     /// The store has answered an [`Effect::Settle`]: the earlier writes to the volume are durable,
     /// or not all of them are, for this reason.
     pub fn settled(&mut self, ticket: SettleTicket, result: Result<(), String>) {
-        self.settling.retain(|_, under_way| *under_way != ticket);
+        self.settles.end(ticket);
         let is_it = |open: &WaitingOpen| open.settling == Settling::Begun(ticket);
         match result {
             Ok(()) => {
@@ -502,7 +498,7 @@ impl Core {
                  no writes"
             );
             let text = match open.stage {
-                Stage::Granted(None) if self.settling.contains_key(&open.volume) => {
+                Stage::Granted(None) if self.settles.is_under_way(open.volume) => {
                     "its store does not answer: what hosts wrote before is not durable yet"
                 }
                 Stage::Granted(None) => "commands of the holder before do not end",

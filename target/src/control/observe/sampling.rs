@@ -9,9 +9,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_runtime::LatencyCounts;
+use rblk_fabric::LatencyCounts;
+use rblk_protocol::InstanceId;
 
-use crate::control::Control;
 use crate::control::groups::Groups;
 use crate::control::observe::past::{Deeds, Past, PastReport, buckets};
 use crate::control::observe::report::{millis, unix_ms};
@@ -107,17 +107,15 @@ impl Sampling {
         *seen = LastCounters { io, times };
         Some(deeds)
     }
-}
 
-impl Control {
-    /// The recent deeds of volumes.
-    pub(in crate::control) fn past(&self) -> PastReport {
-        let (last, moments) = self.sampling.past.kept();
+    /// What volumes did lately, in this run that began then.
+    pub(in crate::control) fn report(&self, instance: InstanceId, started: Instant) -> PastReport {
+        let (last, moments) = self.past.kept();
         let now_unix_ms = unix_ms();
         PastReport {
-            instance: self.description.instance.to_string(),
+            instance: instance.to_string(),
             last,
-            started_unix_ms: now_unix_ms.saturating_sub(millis(self.description.started.elapsed())),
+            started_unix_ms: now_unix_ms.saturating_sub(millis(started.elapsed())),
             now_unix_ms,
             moments,
         }

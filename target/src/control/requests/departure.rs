@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use super::orders::{asked, carry};
 use super::predecessor::{Agreed, Predecessor};
+use super::remembered::Remembered;
 use super::reread::{Reread, with_files};
 use crate::control::hand_over::{Checked, ClockMoment, FORMS, HandOver, Leaves, Mounted};
 use crate::control::peers::session::Session;
@@ -27,8 +28,7 @@ use crate::control::{Control, Description, ToControl};
 use crate::memory::demand::Demand;
 use crate::operate::ask::{Response, STOPPING, stopping};
 use crate::operate::events::{EventKind, Occurrence};
-use crate::operate::status::ListenerStatus;
-use crate::operate::status::UpgradeStatus;
+use crate::operate::status::{ListenerStatus, UpgradeStatus};
 use crate::store::Backing;
 use crate::volume::{Placement, Volume};
 
@@ -170,7 +170,7 @@ impl Control {
             serves: Checked::of_this_program(self.volumes.running(), (name, listen), demand),
             running: self.volumes.running().clone(),
             stores: self.stores(),
-            remembered: self.remembered(),
+            remembered: Remembered::begin(&self.persister),
             forced,
         })
     }

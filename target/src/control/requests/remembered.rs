@@ -4,7 +4,7 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use crate::control::Control;
+use crate::control::persist::Persister;
 
 /// How long a state directory may take to answer.
 const LOOK_TIME: Duration = Duration::from_secs(10);
@@ -15,16 +15,14 @@ pub(in crate::control) struct Remembered {
     answer: Receiver<Result<(), String>>,
 }
 
-impl Control {
-    /// Begins to compare the state directory with the records of this run.
-    pub(in crate::control) fn remembered(&self) -> Remembered {
-        let (reply, answer) = channel();
-        self.persister.compare(reply);
-        Remembered { answer }
-    }
-}
-
 impl Remembered {
+    /// Begins to compare the state directory with the records of this run.
+    pub(in crate::control) fn begin(persister: &Persister) -> Self {
+        let (reply, answer) = channel();
+        persister.compare(reply);
+        Self { answer }
+    }
+
     /// Whether every record is as this run wrote it. Blocks as long as the file system does, for 10
     /// s at most.
     ///

@@ -19,12 +19,14 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 
 use super::orders::asked;
-use crate::control::{Control, ToControl};
+use crate::control::ToControl;
+use crate::control::groups::Groups;
 use crate::data::poll_group::ToGroup;
 use crate::data::poll_group::trace_ring::{TraceRing, TracedIo};
 use crate::operate::ask::{Response, stopping};
 use crate::operate::refusal::Refusal;
 use crate::operate::trace_line::TraceLine;
+use crate::volume::Volume;
 use crate::volume::ids::SessionIndex;
 
 /// Time between two looks at the rings.
@@ -52,42 +54,36 @@ pub(in crate::control) struct Traces {
     running: Option<u64>,
 }
 
-impl Control {
+impl Traces {
     /// Begins a trace of a volume.
-    pub(in crate::control) fn begin_trace(
+    pub(in crate::control) fn begin(
         &mut self,
-        name: &str,
+        volume: &Volume,
         slower: Duration,
+        groups: &mut Groups,
     ) -> Result<BegunTrace, Refusal> {
-        if self.traces.running.is_some() {
+        if self.running.is_some() {
             return Err("another trace is running: end that one first".into());
         }
-        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name);
-        let volume = volume.ok_or_else(|| Refusal::no_volume(name))?;
         let (index, block_bytes) = (volume.index, u64::from(volume.block_size.bytes()));
         let ring = |_| Arc::new(TraceRing::new(index, slower));
-        let rings: Vec<Arc<TraceRing>> = (0..self.groups.len()).map(ring).collect();
+        let rings: Vec<Arc<TraceRing>> = (0..groups.len()).map(ring).collect();
         for (group, ring) in rings.iter().enumerate() {
-            self.groups.send(group, ToGroup::Trace(Some(Arc::clone(ring))));
+            groups.send(group, ToGroup::Trace(Some(Arc::clone(ring))));
         }
-        self.traces.last += 1;
-        self.traces.running = Some(self.traces.last);
-        tracing::info!(volume = name, ?slower, "a trace begins");
-        Ok(BegunTrace { number: self.traces.last, block_bytes, rings })
+        self.last += 1;
+        self.running = Some(self.last);
+        tracing::info!(volume = %volume.name, ?slower, "a trace begins");
+        Ok(BegunTrace { number: self.last, block_bytes, rings })
     }
 
     /// Ends a trace, if it is the one that runs.
-    pub(in crate::control) fn end_trace(&mut self, number: u64) {
-        if self.traces.running == Some(number) {
-            self.traces.running = None;
-            (0..self.groups.len()).for_each(|group| self.groups.send(group, ToGroup::Trace(None)));
+    pub(in crate::control) fn end(&mut self, number: u64, groups: &mut Groups) {
+        if self.running == Some(number) {
+            self.running = None;
+            (0..groups.len()).for_each(|group| groups.send(group, ToGroup::Trace(None)));
             tracing::info!("a trace ends");
         }
-    }
-
-    /// The name of the host of a session; empty if the session has ended.
-    pub(in crate::control) fn host_of(&self, session: SessionIndex) -> String {
-        self.core.sessions().get(session).map_or_else(String::new, |s| s.host_name.to_string())
     }
 }
 

@@ -10,8 +10,7 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, CommandCapsule, Status};
 
 use crate::volume::counts::VolumeStats;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
 

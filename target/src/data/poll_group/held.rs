@@ -11,8 +11,7 @@ use rblk_runtime::Micros;
 use crate::data::connection::Connection;
 use crate::data::request::{Event, Span};
 use crate::volume::Volume;
-use crate::volume::ids::ConnectionId;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, VolumeIndex};
 
 /// A write that may not start now.
 #[derive(Clone, Copy, Debug)]

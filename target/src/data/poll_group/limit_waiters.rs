@@ -16,8 +16,7 @@ use crate::data::connection::Connection;
 use crate::data::poll_group::command::block;
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{ConnectionId, SessionIndex};
+use crate::volume::ids::{ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::{Head, Ticks};
 
 /// Most lines of waiting commands that one turn examines: after a limit is removed, its commands do

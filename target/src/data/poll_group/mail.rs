@@ -12,8 +12,7 @@ use crate::data::poll_group::trace_ring::TraceRing;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
 use crate::volume::counts::VolumeStats;
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
+use crate::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 
 /// Memory of a poll group, registered with one device. All connections of the device send from it

@@ -14,8 +14,7 @@ use crate::data::connection::Connection;
 use crate::data::request::{Event, Span};
 use crate::volume::Volume;
 use crate::volume::counts::VolumeStats;
-use crate::volume::ids::ConnectionId;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, VolumeIndex};
 use crate::volume::limits::{Limiter, LineName, Ticks, Waiting};
 
 /// A waiting command.

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::Opcode;
 
 use crate::data::poll_group::trace_ring::TraceRing;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::traffic::Stages;
 
 /// Time between two reports.

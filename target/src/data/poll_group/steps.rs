@@ -26,8 +26,7 @@ use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::store::Store;
 use crate::volume::Volume;
 use crate::volume::counts::VolumeStats;
-use crate::volume::ids::ConnectionId;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, VolumeIndex};
 
 /// The condition that ends a step.
 #[derive(Debug)]

@@ -11,8 +11,7 @@ use rblk_protocol::Opcode;
 use rblk_runtime::Counter;
 
 use crate::data::request::Span;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::traffic::Stages;
 
 /// Most commands in the ring.

@@ -12,8 +12,7 @@
 use std::collections::VecDeque;
 
 use super::bucket::Ticks;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 /// The session and the volume of a line's commands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

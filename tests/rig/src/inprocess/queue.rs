@@ -15,8 +15,7 @@ use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeH
 use rblk_runtime::Moment;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 
 use super::destroying::Ended;
 use super::poller::timed;

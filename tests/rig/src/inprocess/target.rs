@@ -28,8 +28,7 @@ use rblk_target::data::poll_group::{
 use rblk_target::memory::arena::Arena;
 use rblk_target::store::Store;
 use rblk_target::volume::counts::{LastError, VolumeCounts, VolumeStats};
-use rblk_target::volume::ids::VolumeIndex;
-use rblk_target::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex, VolumeIndex};
 use rblk_target::volume::limits::{DelayCounts, Limiter};
 use rblk_target::volume::traffic::{IoCounts, IoStats, VolumeTimes};
 use rblk_target::volume::{CacheMode, Placement, Volume};

@@ -1,8 +1,7 @@
 //! The neighbour's volume and session at the target.
 
 use rblk_rig::seed::Random;
-use rblk_target::volume::ids::SessionIndex;
-use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 
 /// The neighbour's volume.
 pub const VOLUME: VolumeIndex = VolumeIndex(1);

@@ -27,8 +27,7 @@ use super::{
 use crate::data::connection::STRANGER_TIME;
 use crate::data::poll_group::SettleTicket;
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
-use crate::volume::ids::VolumeIndex;
-use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 use crate::volume::{CacheMode, Placement, Volume};
 

@@ -25,8 +25,7 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
 
 use crate::control::peers::account::Account;
-use crate::volume::ids::SessionIndex;
-use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 /// One session.
 #[derive(Debug)]
