@@ -31,14 +31,14 @@ pub(crate) struct GuestNews {
 
 /// What a process leaves to the next one that serves the same socket.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Left {
+pub(crate) struct GuestLeft {
     /// A guest may go on with the disk.
     pub(crate) guest_stays: bool,
     /// Rings of which nobody knows which requests were answered.
     pub(crate) rings_in_doubt: Vec<u16>,
 }
 
-impl Left {
+impl GuestLeft {
     /// Rings in doubt that a disk of so many does not have: it can tell nothing of them.
     fn rings_not_of(&self, rings: u16) -> impl Iterator<Item = u16> {
         self.rings_in_doubt.iter().copied().filter(move |ring| *ring >= rings)
@@ -64,7 +64,7 @@ impl GuestNews {
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new(disk: &GuestDisk, left: &Left) -> io::Result<Self> {
+    pub(super) fn new(disk: &GuestDisk, left: &GuestLeft) -> io::Result<Self> {
         let in_doubt = |ring| AtomicBool::new(left.rings_in_doubt.contains(&ring));
         let others = left.rings_not_of(disk.queues);
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
@@ -166,10 +166,10 @@ impl GuestNews {
     }
 
     /// What is left to the next process, when the disk is gone.
-    pub(crate) fn left(&self) -> Left {
+    pub(crate) fn left(&self) -> GuestLeft {
         let in_doubt = self.in_doubt.iter().map(|ring| ring.load(Ordering::Relaxed));
         let in_doubt = (0..).zip(in_doubt).filter_map(|(at, is)| is.then_some(at));
-        Left {
+        GuestLeft {
             guest_stays: self.guest_stays.load(Ordering::Relaxed),
             rings_in_doubt: in_doubt.chain(self.others_in_doubt.iter().copied()).collect(),
         }
@@ -196,8 +196,8 @@ impl GuestNews {
 mod tests {
     use super::*;
 
-    fn left(guest_stays: bool, rings_in_doubt: &[u16]) -> Left {
-        Left { guest_stays, rings_in_doubt: rings_in_doubt.to_vec() }
+    fn left(guest_stays: bool, rings_in_doubt: &[u16]) -> GuestLeft {
+        GuestLeft { guest_stays, rings_in_doubt: rings_in_doubt.to_vec() }
     }
 
     #[test]
