@@ -1,6 +1,6 @@
 //! [`TargetSide`]: the side of a queue that faces the target and control: the engine, its paths,
 //! the mail of control, and the counters. The other side is whoever makes the requests: the driver
-//! ([`crate::front::disk::queue_thread`]), or a program ([`crate::front::program`]). Both
+//! ([`crate::front::disk`]), or a program ([`crate::front::program`]). Both
 //! use this one, so a disk and a program reconnect, are fenced, retain and check digests by the
 //! same code.
 //!

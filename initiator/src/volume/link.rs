@@ -1,5 +1,5 @@
 //! [`Link`]: a mount's connection to its target. Carries out what its
-//! [`Course`](super::course::Course) decides, and tells the course what happened.
+//! [`Course`] decides, and tells the course what happened.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
