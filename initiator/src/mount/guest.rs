@@ -28,7 +28,7 @@ use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::{OnReady, first_connect, recover};
 use crate::engine::path::Path as QueuePath;
-use crate::front::vhost::{FRONT, GuestDisk, Left, Memories, Served, ThreadParts};
+use crate::front::vhost::{FRONT, GuestDisk, GuestLeft, Memories, Served, ThreadParts};
 use crate::queue::FromQueue;
 use crate::volume::begin::{First, MayOpen, connect_first};
 use crate::volume::configured::Configured;
@@ -198,7 +198,7 @@ pub async fn run_guest(
     let left = match before {
         Some(note) => inherit(&mut mount, &note, was_away),
         None if socket.was_left => inherit_unknown(&mut mount),
-        None => Left::default(),
+        None => GuestLeft::default(),
     };
     mount.set_guest(&socket.path, &left)?;
     let (memories, asked_memories) = mpsc::unbounded_channel();
@@ -236,7 +236,7 @@ fn is_fenced(error: &anyhow::Error) -> bool {
 }
 
 /// Takes over the note of the process before, and logs the consequences.
-fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
+fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> GuestLeft {
     let on_loss = mount.volume().durability().on_loss();
     let Inherited { account, left, is_new_loss, other } =
         note.inherit(mount.volume().facts(), on_loss, was_away);
@@ -265,7 +265,7 @@ fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
 }
 
 /// Inherits from a process without a note: it was killed.
-fn inherit_unknown(mount: &mut Mount) -> Left {
+fn inherit_unknown(mount: &mut Mount) -> GuestLeft {
     let Inherited { account, left, .. } = Inherited::unknown(mount.volume().durability().on_loss());
     mount.inherit(&account);
     left
@@ -292,7 +292,7 @@ impl Listed {
 fn serve_rings(
     volume: &mut Volume,
     config: &MountConfig,
-    left: &Left,
+    left: &GuestLeft,
     listener: (UnixListener, Option<ByteSize>),
     (outbox, memories): (&mpsc::UnboundedSender<FromQueue>, mpsc::UnboundedSender<Memories>),
 ) -> anyhow::Result<Served> {
@@ -342,7 +342,7 @@ impl Guest {
     /// Serves until an unmount, a signal or a broken ring.
     async fn serve(
         mut self,
-        (served, left): (anyhow::Result<Served>, Left),
+        (served, left): (anyhow::Result<Served>, GuestLeft),
         guest_socket: &GuestSocket,
         socket: Option<&MountSocket>,
         signals: &mut Signals,

@@ -1,4 +1,4 @@
-//! [`QueueThread`]: ublk requests to the [`Engine`], and outcomes back.
+//! [`QueueThread`]: ublk requests to the [`Engine`](crate::engine::Engine), and outcomes back.
 //!
 //! One thread, one ring: the thread fetches and commits ublk requests by it, and sleeps in it for
 //! completions, mail and requests alike. A turn enters the kernel at most once; when the thread

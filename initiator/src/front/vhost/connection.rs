@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, UnixAddr, getsockname, send};
 
 use super::guest_memory::is_memory;
-use super::message::{Broken, FrontEndRequest, HEADER_BYTES, Header, REGIONS_MAX};
+use super::message::{Broken, FrontEndRequest, HEADER_BYTES, MessageHeader, REGIONS_MAX};
 use super::received::{Received, receive};
 use super::refused::put_away;
 
@@ -39,7 +39,7 @@ pub(super) struct Connection {
 /// A message.
 #[derive(Debug)]
 pub(super) struct Message {
-    pub(super) header: Header,
+    pub(super) header: MessageHeader,
     pub(super) request: FrontEndRequest,
     pub(super) files: Vec<File>,
 }
@@ -65,7 +65,10 @@ impl Connection {
         }
     }
 
-    fn receive_with(&self, files: &mut Vec<File>) -> io::Result<Option<(Header, FrontEndRequest)>> {
+    fn receive_with(
+        &self,
+        files: &mut Vec<File>,
+    ) -> io::Result<Option<(MessageHeader, FrontEndRequest)>> {
         let by = Instant::now() + PATIENCE;
         let mut header = [0; HEADER_BYTES];
         let received = self.receive_some(&mut header, by, files)?;
@@ -87,8 +90,8 @@ impl Connection {
         header: [u8; HEADER_BYTES],
         by: Instant,
         late: &mut Vec<File>,
-    ) -> io::Result<(Header, FrontEndRequest)> {
-        let header = Header::parse(header).map_err(broken)?;
+    ) -> io::Result<(MessageHeader, FrontEndRequest)> {
+        let header = MessageHeader::parse(header).map_err(broken)?;
         let mut body = vec![0; header.len];
         self.receive_all(&mut body, by, late)?;
         Ok((header, header.request(&body).map_err(broken)?))

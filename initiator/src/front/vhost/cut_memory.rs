@@ -17,7 +17,7 @@ const LINE_MAX: usize = 256;
 const WRITE_SECONDS: u32 = 2;
 
 /// Read by the handler of a signal, which may interrupt anything: atomics only.
-struct Place {
+struct CutPlace {
     // 0: free. 1: being described.
     start: AtomicUsize,
     len: AtomicUsize,
@@ -25,8 +25,8 @@ struct Place {
     inode: AtomicU64,
 }
 
-static FILES: [Place; PLACES] = [const {
-    Place {
+static FILES: [CutPlace; PLACES] = [const {
+    CutPlace {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         device: AtomicU64::new(0),
@@ -46,11 +46,11 @@ impl Marked {
     pub(super) fn new(region: &Region, device: u64, inode: u64) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(handle);
-        let take = |place: &Place| {
+        let take = |place: &CutPlace| {
             place.start.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let place = FILES.iter().position(take);
-        if let Some(Place { start, len, device: of, inode: number }) =
+        if let Some(CutPlace { start, len, device: of, inode: number }) =
             place.and_then(|at| FILES.get(at))
         {
             len.store(region.len(), Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Line {
         });
         line.add(b"rblk-initiator: SIGBUS: ");
         match found {
-            Some((Place { device, inode, .. }, within)) => {
+            Some((CutPlace { device, inode, .. }, within)) => {
                 line.add(b"byte ");
                 line.number(within as u64);
                 line.add(b" of a file of the guest's memory is gone (device ");

@@ -15,7 +15,8 @@ use super::guest_disk::{GuestDisk, PROTOCOL_FEATURES};
 use super::guest_memory::GuestMemory;
 use super::guest_ring::{RingParts, SIZE_MAX};
 use super::message::{
-    Broken, FrontEndRequest, Header, MemoryPart, RingEvent, RingPlaces, config_change, protocol,
+    Broken, FrontEndRequest, MemoryPart, MessageHeader, RingEvent, RingPlaces, config_change,
+    protocol,
 };
 use super::ring_orders::Order;
 
@@ -98,14 +99,14 @@ impl<'d> FrontEnd<'d> {
         // The remaining files are refused, or not needed.
         self.connection.put_away(files);
         match answer? {
-            Answer::Bytes(bytes) => self.connection.send(&header.answer(&bytes))?,
-            Answer::Done(done) => self.acknowledge(header, done)?,
+            MessageAnswer::Bytes(bytes) => self.connection.send(&header.answer(&bytes))?,
+            MessageAnswer::Done(done) => self.acknowledge(header, done)?,
         }
         Ok(true)
     }
 
     /// Replies to a request without a reply of its own, if the front end waits for one.
-    fn acknowledge(&mut self, header: Header, done: io::Result<()>) -> io::Result<()> {
+    fn acknowledge(&mut self, header: MessageHeader, done: io::Result<()>) -> io::Result<()> {
         if header.wants_answer() && self.protocol & protocol::REPLY_ACK != 0 {
             if let Err(error) = &done {
                 self.tell_refusal(header, error);
@@ -119,7 +120,7 @@ impl<'d> FrontEnd<'d> {
 
     /// Logs a refusal. A front end may send refused requests at any pace, so the number of lines is
     /// limited.
-    fn tell_refusal(&mut self, header: Header, error: &io::Error) {
+    fn tell_refusal(&mut self, header: MessageHeader, error: &io::Error) {
         self.refusals = self.refusals.saturating_add(1);
         if self.refusals <= REFUSALS_TOLD {
             let last = self.refusals == REFUSALS_TOLD;
@@ -128,8 +129,12 @@ impl<'d> FrontEnd<'d> {
         }
     }
 
-    fn answer(&mut self, request: FrontEndRequest, files: &mut Vec<File>) -> io::Result<Answer> {
-        let number = |number: u64| Answer::Bytes(number.to_le_bytes().to_vec());
+    fn answer(
+        &mut self,
+        request: FrontEndRequest,
+        files: &mut Vec<File>,
+    ) -> io::Result<MessageAnswer> {
+        let number = |number: u64| MessageAnswer::Bytes(number.to_le_bytes().to_vec());
         Ok(match request {
             FrontEndRequest::GetFeatures => number(self.device.disk().features()),
             FrontEndRequest::GetProtocolFeatures => number(protocol::ALL),
@@ -140,14 +145,14 @@ impl<'d> FrontEnd<'d> {
                 let head = [offset, len].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
                 let mut bytes = [head[0], head[1], 0].map(u32::to_le_bytes).concat();
                 bytes.extend(space);
-                Answer::Bytes(bytes)
+                MessageAnswer::Bytes(bytes)
             }
             FrontEndRequest::GetRingBase { ring } => {
                 let base = self.stop(ring)?;
                 let index = u32::try_from(ring).unwrap_or(u32::MAX);
-                Answer::Bytes([index, base.into()].map(u32::to_le_bytes).concat())
+                MessageAnswer::Bytes([index, base.into()].map(u32::to_le_bytes).concat())
             }
-            other => Answer::Done(self.change(other, files)),
+            other => MessageAnswer::Done(self.change(other, files)),
         })
     }
 
@@ -325,7 +330,7 @@ impl<'d> FrontEnd<'d> {
     }
 }
 
-enum Answer {
+enum MessageAnswer {
     Bytes(Vec<u8>),
     Done(io::Result<()>),
 }

@@ -12,7 +12,7 @@ use rblk_protocol::{BlockSize, QueueDepth};
 use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
-use super::{GuestDisk, Left, Memories, Served, ThreadParts};
+use super::{GuestDisk, GuestLeft, Memories, Served, ThreadParts};
 use crate::engine::QueueStats;
 use crate::queue::{FromQueue, TargetParts, ToQueue, mail};
 
@@ -77,7 +77,7 @@ impl FuzzedDisk {
             }
         });
         let listener = (UnixListener::bind(socket)?, Some(memory_max));
-        let (left, parts) = (Left::default(), (parts, None));
+        let (left, parts) = (GuestLeft::default(), (parts, None));
         let served = Served::start(listener, disk, parts, &left, SpinMode::Never, memories)?;
         Ok(Self { served, socket: socket.to_owned(), from_queues, _mail: mails })
     }

@@ -28,7 +28,7 @@ struct FileId {
 
 /// A part of the guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Part {
+struct GuestMemoryPart {
     of: MemoryPart,
     region: u16,
 }
@@ -42,7 +42,7 @@ pub(super) struct GuestMemory {
     files: Vec<FileId>,
     _marked: Vec<Marked>,
     // By the address of the guest.
-    parts: Vec<Part>,
+    parts: Vec<GuestMemoryPart>,
 }
 
 impl GuestMemory {
@@ -90,7 +90,7 @@ impl GuestMemory {
         for (of, id) in table.iter().zip(ids) {
             let region = find(&files, id).and_then(|at| u16::try_from(at).ok());
             let region = region.ok_or_else(|| io::Error::other("memory without a file"))?;
-            parts.push(Part { of: *of, region });
+            parts.push(GuestMemoryPart { of: *of, region });
         }
         parts.sort_by_key(|part| part.of.guest);
         let view = view(&parts, &regions)?;
@@ -112,7 +112,7 @@ impl GuestMemory {
 
     /// Translates an address of the front end to one of the guest.
     pub(super) fn guest_address(&self, user: u64) -> Option<u64> {
-        self.parts.iter().find_map(|Part { of, .. }| {
+        self.parts.iter().find_map(|GuestMemoryPart { of, .. }| {
             let within = user.checked_sub(of.user).filter(|within| *within < of.len)?;
             Some(of.guest + within)
         })
@@ -122,7 +122,7 @@ impl GuestMemory {
     /// `None` if the first byte is outside the memory.
     pub(super) fn place(&self, guest: u64, len: u64) -> Option<(Place, u64)> {
         let after = self.parts.partition_point(|part| part.of.guest <= guest);
-        let Part { of, region } = self.parts.get(after.checked_sub(1)?)?;
+        let GuestMemoryPart { of, region } = self.parts.get(after.checked_sub(1)?)?;
         let within = guest - of.guest;
         let left = of.len.checked_sub(within).filter(|left| *left > 0)?;
         let memory = MemoryIndex::shared(*region)?;
@@ -176,9 +176,9 @@ fn must_not_be_more(files: &[FileId], most: Option<ByteSize>) -> io::Result<()> 
 }
 
 /// Maps guest addresses to the parts.
-fn view(parts: &[Part], regions: &[Arc<Region>]) -> io::Result<GuestMemoryMmap> {
+fn view(parts: &[GuestMemoryPart], regions: &[Arc<Region>]) -> io::Result<GuestMemoryMmap> {
     let mut mapped = Vec::new();
-    for Part { of, region } in parts {
+    for GuestMemoryPart { of, region } in parts {
         let region = &regions[usize::from(*region)];
         let range = usize::try_from(of.offset).ok().zip(usize::try_from(of.len).ok());
         let pointer = range

@@ -32,14 +32,14 @@ pub(crate) struct GuestNews {
 
 /// The state that a process leaves to the next one at the socket.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Left {
+pub(crate) struct GuestLeft {
     /// A guest may go on with the disk.
     pub(crate) guest_stays: bool,
     /// Rings with an unknown set of answered requests.
     pub(crate) rings_in_doubt: Vec<u16>,
 }
 
-impl Left {
+impl GuestLeft {
     /// Rings in doubt beyond the rings of this disk: it cannot resolve them.
     fn rings_not_of(&self, rings: u16) -> impl Iterator<Item = u16> {
         self.rings_in_doubt.iter().copied().filter(move |ring| *ring >= rings)
@@ -65,7 +65,7 @@ impl GuestNews {
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new(disk: &GuestDisk, left: &Left) -> io::Result<Self> {
+    pub(super) fn new(disk: &GuestDisk, left: &GuestLeft) -> io::Result<Self> {
         let in_doubt = |ring| AtomicBool::new(left.rings_in_doubt.contains(&ring));
         let others = left.rings_not_of(disk.queues);
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
@@ -167,10 +167,10 @@ impl GuestNews {
     }
 
     /// The state for the next process, once the disk has ended.
-    pub(crate) fn left(&self) -> Left {
+    pub(crate) fn left(&self) -> GuestLeft {
         let in_doubt = self.in_doubt.iter().map(|ring| ring.load(Ordering::Relaxed));
         let in_doubt = (0..).zip(in_doubt).filter_map(|(at, is)| is.then_some(at));
-        Left {
+        GuestLeft {
             guest_stays: self.guest_stays.load(Ordering::Relaxed),
             rings_in_doubt: in_doubt.chain(self.others_in_doubt.iter().copied()).collect(),
         }
@@ -197,8 +197,8 @@ impl GuestNews {
 mod tests {
     use super::*;
 
-    fn left(guest_stays: bool, rings_in_doubt: &[u16]) -> Left {
-        Left { guest_stays, rings_in_doubt: rings_in_doubt.to_vec() }
+    fn left(guest_stays: bool, rings_in_doubt: &[u16]) -> GuestLeft {
+        GuestLeft { guest_stays, rings_in_doubt: rings_in_doubt.to_vec() }
     }
 
     #[test]

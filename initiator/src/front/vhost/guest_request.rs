@@ -48,7 +48,7 @@ const fn status(value: u32) -> u8 {
 
 /// Bytes of the guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Piece {
+struct GuestPiece {
     guest: u64,
     len: u64,
 }
@@ -109,7 +109,7 @@ pub(super) struct NoStatus;
 
 /// The bounds of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Rules {
+pub(super) struct DiskLimits {
     /// Bytes of a block of the volume.
     pub(super) block: u64,
     /// Most bytes of one request of the target.
@@ -123,8 +123,8 @@ pub(super) struct GuestRequest {
     op: Op,
     sector: u64,
     // Data for the device to read, and room for it to write.
-    given: Vec<Piece>,
-    wanted: Vec<Piece>,
+    given: Vec<GuestPiece>,
+    wanted: Vec<GuestPiece>,
     ranges: Vec<Range>,
     status_at: u64,
     status: u8,
@@ -145,7 +145,7 @@ impl GuestRequest {
         &mut self,
         chain: DescriptorChain<&GuestMemoryMmap>,
         memory: &GuestMemory,
-        rules: Rules,
+        rules: DiskLimits,
     ) -> Result<(), NoStatus> {
         self.given.clear();
         self.wanted.clear();
@@ -167,7 +167,7 @@ impl GuestRequest {
         for descriptor in chain {
             goes_on = descriptor.has_next();
             count += 1;
-            let piece = Piece { guest: descriptor.addr().0, len: descriptor.len().into() };
+            let piece = GuestPiece { guest: descriptor.addr().0, len: descriptor.len().into() };
             let pieces = match descriptor.is_write_only() {
                 true => &mut self.wanted,
                 // Pieces for the device to read come first.
@@ -200,7 +200,7 @@ impl GuestRequest {
         memory.place(self.status_at, 1).map(drop).ok_or(NoStatus)
     }
 
-    fn understand(&mut self, memory: &GuestMemory, rules: Rules) -> Result<(), u8> {
+    fn understand(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Result<(), u8> {
         let mut head = [0; 16];
         take(&mut self.given, memory, &mut head).ok_or(IO_ERROR)?;
         let (kind, _, sector) = fields(head);
@@ -227,7 +227,7 @@ impl GuestRequest {
     }
 
     /// Checks that all of the data is memory and whole blocks, and chooses how to move it.
-    fn survey(&mut self, memory: &GuestMemory, rules: Rules) -> Result<(), u8> {
+    fn survey(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Result<(), u8> {
         let len = total(self.data()).filter(|len| *len > 0).ok_or(IO_ERROR)?;
         let offset = self.sector.checked_mul(SECTOR).ok_or(IO_ERROR)?;
         offset.checked_add(len).ok_or(IO_ERROR)?;
@@ -249,7 +249,7 @@ impl GuestRequest {
         Ok(())
     }
 
-    fn read_ranges(&mut self, memory: &GuestMemory, rules: Rules) -> Result<(), u8> {
+    fn read_ranges(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Result<(), u8> {
         let len = total(&self.given).ok_or(IO_ERROR)?;
         let most = u64::from(RANGES_MAX) * RANGE;
         if len == 0 || !len.is_multiple_of(RANGE) || len > most {
@@ -280,7 +280,7 @@ impl GuestRequest {
     }
 
     /// The pieces of the data.
-    fn data(&self) -> &[Piece] {
+    fn data(&self) -> &[GuestPiece] {
         match self.op {
             Op::Write => &self.given,
             _ => &self.wanted,
@@ -308,7 +308,7 @@ impl GuestRequest {
     }
 
     /// Starts the next step. `None`: there is none, or the guest's memory has lost the data.
-    pub(super) fn next_step(&mut self, memory: &GuestMemory, rules: Rules) -> Option<Step> {
+    pub(super) fn next_step(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Option<Step> {
         if self.done {
             return None;
         }
@@ -334,7 +334,7 @@ impl GuestRequest {
         Some(Step { offset, len, at: 0, guest: None, may_unmap: unmap })
     }
 
-    fn next_of_data(&mut self, memory: &GuestMemory, rules: Rules) -> Option<Step> {
+    fn next_of_data(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Option<Step> {
         let at = self.at;
         let offset = self.sector.checked_mul(SECTOR)?.checked_add(at)?;
         let (len, guest) = if self.straight {
@@ -417,12 +417,12 @@ impl GuestRequest {
 }
 
 /// The bytes of all pieces.
-fn total(pieces: &[Piece]) -> Option<u64> {
+fn total(pieces: &[GuestPiece]) -> Option<u64> {
     pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len))
 }
 
 /// Removes the first bytes from the pieces.
-fn take(pieces: &mut Vec<Piece>, memory: &GuestMemory, out: &mut [u8]) -> Option<()> {
+fn take(pieces: &mut Vec<GuestPiece>, memory: &GuestMemory, out: &mut [u8]) -> Option<()> {
     let mut filled = 0;
     while filled < out.len() {
         let first = pieces.first_mut()?;

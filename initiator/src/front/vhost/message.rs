@@ -36,7 +36,7 @@ pub(super) mod protocol {
 
 /// A header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Header {
+pub(super) struct MessageHeader {
     request: u32,
     flags: u32,
     /// Bytes of the body.
@@ -124,7 +124,7 @@ pub(super) enum FrontEndRequest {
 #[error("the front end broke a rule of vhost-user: {0}")]
 pub(super) struct Broken(pub(super) &'static str);
 
-impl Header {
+impl MessageHeader {
     /// Parses a header.
     pub(super) fn parse(bytes: [u8; HEADER_BYTES]) -> Result<Self, Broken> {
         let mut fields = Fields(&bytes);
@@ -271,9 +271,9 @@ mod tests {
 
     use super::*;
 
-    fn header(request: u32, len: u32) -> Header {
+    fn header(request: u32, len: u32) -> MessageHeader {
         let fields = [request, VERSION, len].map(u32::to_le_bytes).concat();
-        Header::parse(fields.try_into().unwrap()).unwrap()
+        MessageHeader::parse(fields.try_into().unwrap()).unwrap()
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn invalid_messages_are_refused() {
         let parse = |fields: [u32; 3]| {
-            Header::parse(fields.map(u32::to_le_bytes).concat().try_into().unwrap())
+            MessageHeader::parse(fields.map(u32::to_le_bytes).concat().try_into().unwrap())
         };
         assert!(parse([1, 1, 4096]).is_ok());
         for bad in [[1, 1, 4097], [1, 1, u32::MAX], [1, 2, 0], [1, 5, 0]] {

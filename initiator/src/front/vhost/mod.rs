@@ -53,7 +53,7 @@ use frontend::FrontEnd;
 pub use fuzzed::FuzzedDisk;
 use guest_device::GuestDevice;
 pub(crate) use guest_disk::GuestDisk;
-pub(crate) use guest_news::{GuestNews, Left, Memories};
+pub(crate) use guest_news::{GuestLeft, GuestNews, Memories};
 pub(crate) use ring_thread::ThreadParts;
 
 /// A guest's memory comes and goes, and has no room for digests behind the data of a READ.
@@ -82,7 +82,7 @@ impl Served {
         (listener, memory_max): (UnixListener, Option<ByteSize>),
         disk: GuestDisk,
         parts: (Vec<ThreadParts>, Option<Arc<Durability>>),
-        left: &Left,
+        left: &GuestLeft,
         spin: SpinMode,
         memories: UnboundedSender<Memories>,
     ) -> io::Result<Self> {

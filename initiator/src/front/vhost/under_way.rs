@@ -17,7 +17,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::GuestMemoryMmap;
 
 use super::guest_memory::GuestMemory;
-use super::guest_request::{GuestRequest, ID_BYTES, NoStatus, Op, Rules, Step};
+use super::guest_request::{DiskLimits, GuestRequest, ID_BYTES, NoStatus, Op, Step};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::Place;
 use crate::engine::{Engine, QueueStats};
@@ -45,7 +45,7 @@ pub(super) struct UnderWay {
     buffers: Arc<Region>,
     stride: usize,
     block_size: BlockSize,
-    rules: Rules,
+    rules: DiskLimits,
     id: [u8; ID_BYTES],
     // Every change must be durable at once.
     durable: bool,
@@ -73,7 +73,7 @@ impl UnderWay {
     ) -> Self {
         let block = u64::from(block_size.bytes());
         let most = wide64(target.data_max);
-        let rules = Rules { block, step: (most - most % block).max(block) };
+        let rules = DiskLimits { block, step: (most - most % block).max(block) };
         let depth = target.depth.get();
         Self {
             buffers,

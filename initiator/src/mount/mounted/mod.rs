@@ -23,7 +23,7 @@ use super::socket::Response;
 use crate::engine::durability::Durability;
 use crate::engine::{MountTimes, QueueCounts};
 use crate::front::ublk::{Control, Device, DeviceToken};
-use crate::front::vhost::Left;
+use crate::front::vhost::GuestLeft;
 use crate::queue::FromQueue;
 use crate::volume::link::AfterNote;
 use crate::volume::setup::credentials_of;
@@ -259,13 +259,13 @@ impl Mount {
     ///
     /// # Errors
     /// The note cannot be written.
-    pub(super) fn set_guest(&mut self, socket: &FilePath, left: &Left) -> io::Result<()> {
+    pub(super) fn set_guest(&mut self, socket: &FilePath, left: &GuestLeft) -> io::Result<()> {
         self.note.set_guest(socket, self.volume.setup().queues, left);
         self.note.must_write(self.volume.setup(), self.volume.facts())
     }
 
     /// Writes the last note of a guest's mount, with the final state of its rings.
-    pub(super) fn leave_guest(&mut self, left: Left) {
+    pub(super) fn leave_guest(&mut self, left: GuestLeft) {
         if let Err(error) = self.note.write_last_of_guest(self.volume.facts(), left) {
             tracing::error!(%error, "the note of the guest stays as it was: the next process may tell more than is true");
         }

@@ -78,12 +78,12 @@ pub struct Note {
     #[serde(with = "as_hex")]
     host: [u8; 16],
     // The session, and the highest epoch requested in it.
-    session: Option<Session>,
+    session: Option<NotedSession>,
     #[serde(with = "as_hex")]
     instance: [u8; 16],
     target_name: String,
     volume: Volume,
-    wish: Wish,
+    wish: NotedWish,
     queues: u16,
     /// Acknowledged writes may be in the target's memory only.
     pub maybe_unflushed: bool,
@@ -108,7 +108,7 @@ pub struct Note {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-struct Session {
+struct NotedSession {
     #[serde(with = "as_hex")]
     id: [u8; 16],
     epoch: u32,
@@ -128,7 +128,7 @@ struct Volume {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-struct Wish {
+struct NotedWish {
     depth: u16,
     io_max: u32,
     in_capsule: u32,
@@ -161,7 +161,7 @@ impl Note {
             token: device.1,
             config: config.clone(),
             host: setup.host.id.0,
-            session: facts.resume.map(|(id, epoch)| Session { id: id.0, epoch: epoch.0 }),
+            session: facts.resume.map(|(id, epoch)| NotedSession { id: id.0, epoch: epoch.0 }),
             instance: facts.instance.0,
             target_name: facts.target_name.to_string(),
             volume: Volume {
@@ -173,7 +173,7 @@ impl Note {
                 verifier: volume.verifier.0,
                 generation: volume.generation.0,
             },
-            wish: Wish {
+            wish: NotedWish {
                 depth: setup.wish.depth.get(),
                 io_max: setup.wish.io_max_bytes,
                 in_capsule: setup.wish.in_capsule_bytes,

@@ -16,7 +16,7 @@ use super::guest::{self, GuestNote, UnwrittenGuestNote};
 use super::{Doubts, Note};
 use crate::engine::durability::Durability;
 use crate::front::ublk::DeviceToken;
-use crate::front::vhost::Left;
+use crate::front::vhost::GuestLeft;
 use crate::volume::course::Facts;
 use crate::volume::setup::Setup;
 
@@ -84,7 +84,7 @@ impl NoteKeeper {
 
     /// Sets the guest at that socket and its number of rings. `left`: the state of the rings after
     /// the process before.
-    pub(crate) fn set_guest(&mut self, socket: &Path, rings: u16, left: &Left) {
+    pub(crate) fn set_guest(&mut self, socket: &Path, rings: u16, left: &GuestLeft) {
         self.subject = Subject::Guest(socket.to_owned(), left.rings_of_killed(rings));
     }
 
@@ -101,7 +101,7 @@ impl NoteKeeper {
     pub(crate) fn write_last_of_guest(
         &mut self,
         facts: &Facts,
-        left: Left,
+        left: GuestLeft,
     ) -> Result<(), UnwrittenGuestNote> {
         let Subject::Guest(socket, _) = &self.subject else { return Ok(()) };
         let doubts = self.guest_doubts(self.durability.unflushed() > 0);
@@ -111,16 +111,16 @@ impl NoteKeeper {
         self.guest_note(facts, doubts, left.rings_in_doubt).write(socket)
     }
 
-    fn guest_doubts(&self, maybe_unflushed: bool) -> guest::Doubts {
+    fn guest_doubts(&self, maybe_unflushed: bool) -> guest::GuestDoubts {
         let writes = self.volatile_cache && !self.config.read_only;
         let maybe_unflushed = maybe_unflushed && writes;
-        guest::Doubts { maybe_unflushed, loss_untold: self.durability.has_untold_loss() }
+        guest::GuestDoubts { maybe_unflushed, loss_untold: self.durability.has_untold_loss() }
     }
 
     fn guest_note(
         &self,
         facts: &Facts,
-        doubts: guest::Doubts,
+        doubts: guest::GuestDoubts,
         rings_in_doubt: Vec<u16>,
     ) -> GuestNote {
         let on_loss = self.durability.on_loss();

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::form;
 use crate::engine::durability::Durability;
-use crate::front::vhost::Left;
+use crate::front::vhost::GuestLeft;
 use crate::volume::course::Facts;
 
 /// The form that this version writes and reads.
@@ -93,7 +93,7 @@ pub(crate) struct GuestNote {
 
 /// The doubts about writes in a note.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Doubts {
+pub(super) struct GuestDoubts {
     pub(super) maybe_unflushed: bool,
     pub(super) loss_untold: bool,
 }
@@ -104,7 +104,7 @@ pub(crate) struct Inherited {
     /// Which acknowledged writes are durable.
     pub(crate) account: Arc<Durability>,
     /// The known state of the rings.
-    pub(crate) left: Left,
+    pub(crate) left: GuestLeft,
     /// Whether writes of the process before are newly found lost.
     pub(crate) is_new_loss: bool,
     /// Why no ring can be resumed, if the volume is not the one that the guest left.
@@ -116,7 +116,7 @@ impl Inherited {
     pub(crate) fn unknown(on_loss: OnLoss) -> Self {
         let account = Durability::inheriting(on_loss);
         account.arrived();
-        let left = Left { guest_stays: true, rings_in_doubt: every_ring() };
+        let left = GuestLeft { guest_stays: true, rings_in_doubt: every_ring() };
         Self { account, left, is_new_loss: false, other: None }
     }
 }
@@ -126,7 +126,7 @@ impl GuestNote {
     pub(super) fn of(
         volume: &str,
         facts: &Facts,
-        doubts: Doubts,
+        doubts: GuestDoubts,
         on_loss: OnLoss,
         rings_in_doubt: Vec<u16>,
     ) -> Self {
@@ -148,7 +148,7 @@ impl GuestNote {
 
     /// Whether a process that ends must leave a note: a guest may go on, or its writes may not be
     /// durable.
-    pub(super) fn outlives(doubts: Doubts, left: &Left) -> bool {
+    pub(super) fn outlives(doubts: GuestDoubts, left: &GuestLeft) -> bool {
         left.guest_stays || doubts.maybe_unflushed
     }
 
@@ -258,7 +258,7 @@ impl GuestNote {
             (false, true) => Some("another host had it"),
             (false, false) => None,
         };
-        let left = Left {
+        let left = GuestLeft {
             guest_stays: true,
             rings_in_doubt: match other {
                 Some(_) => every_ring(),

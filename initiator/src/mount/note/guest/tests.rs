@@ -24,11 +24,11 @@ fn facts() -> Facts {
     }
 }
 
-const CLEAN: Doubts = Doubts { maybe_unflushed: false, loss_untold: false };
-const DOUBT: Doubts = Doubts { maybe_unflushed: true, loss_untold: false };
-const LOSS: Doubts = Doubts { maybe_unflushed: false, loss_untold: true };
+const CLEAN: GuestDoubts = GuestDoubts { maybe_unflushed: false, loss_untold: false };
+const DOUBT: GuestDoubts = GuestDoubts { maybe_unflushed: true, loss_untold: false };
+const LOSS: GuestDoubts = GuestDoubts { maybe_unflushed: false, loss_untold: true };
 
-fn note(doubts: Doubts) -> GuestNote {
+fn note(doubts: GuestDoubts) -> GuestNote {
     GuestNote::of("vol0", &facts(), doubts, OnLoss::UntilRemount, vec![1])
 }
 
@@ -117,7 +117,7 @@ fn a_note_outlives_its_process_while_it_is_needed() {
         (CLEAN, true, true),
         (LOSS, true, true),
     ] {
-        let left = Left { guest_stays, rings_in_doubt: vec![0] };
+        let left = GuestLeft { guest_stays, rings_in_doubt: vec![0] };
         assert_eq!(GuestNote::outlives(doubts, &left), outlives, "{doubts:?} {guest_stays}");
     }
 }
@@ -133,7 +133,7 @@ fn the_next_process_knows_at_least_as_much() {
     let same = facts();
     let mut restarted = facts();
     restarted.volume.verifier = WriteVerifier([0xfd; 16]);
-    let both = Doubts { maybe_unflushed: true, loss_untold: true };
+    let both = GuestDoubts { maybe_unflushed: true, loss_untold: true };
     for (doubts, facts, expected) in [
         (CLEAN, &same, (0, false, false)),
         (CLEAN, &restarted, (0, false, false)),
@@ -147,7 +147,7 @@ fn the_next_process_knows_at_least_as_much() {
         let inherited = note(doubts).inherit(facts, OnLoss::UntilRemount, false);
         assert_eq!(found(&inherited), expected, "{doubts:?}");
         assert_eq!(inherited.other, None);
-        assert_eq!(inherited.left, Left { guest_stays: true, rings_in_doubt: vec![1] });
+        assert_eq!(inherited.left, GuestLeft { guest_stays: true, rings_in_doubt: vec![1] });
     }
 }
 
@@ -204,6 +204,6 @@ fn no_ring_resumes_on_a_volume_that_its_guest_did_not_leave() {
     assert!(note(DOUBT).inherit(&run, OnLoss::Once, false).other.is_some());
     // A killed process without a note.
     let unknown = Inherited::unknown(OnLoss::Once);
-    assert_eq!(unknown.left, Left { guest_stays: true, rings_in_doubt: every });
+    assert_eq!(unknown.left, GuestLeft { guest_stays: true, rings_in_doubt: every });
     assert!(unknown.account.inherits_doubt());
 }
