@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::prctl;
-use rblk_operate::doctor::Finding;
 use rblk_fabric::{Access, PageKind, ProtectionDomain, Region};
+use rblk_operate::doctor::Finding;
 
 use super::judge::{self, bytes_words};
 use super::site::Site;

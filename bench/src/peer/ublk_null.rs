@@ -20,7 +20,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::{PageKind, Region};
-use rblk_initiator::front::ublk::{Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Queue, QueueConfig, Recovery, Wait};
+use rblk_initiator::front::ublk::{
+    Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Queue, QueueConfig,
+    Recovery, Wait,
+};
 use rblk_initiator::queue::WatchToken;
 
 const START_DEADLINE: Duration = Duration::from_secs(15);

@@ -33,7 +33,7 @@ pub(crate) struct RunEnd {
     pub departure: Option<Departure>,
 }
 
-/// Who holds this has not told the end of the target to whoever asked for it.
+/// Held by a task until it has sent the end of the target to its client.
 #[derive(Debug)]
 pub(crate) struct Telling {
     _kept: mpsc::Sender<()>,

@@ -15,10 +15,10 @@ use rblk_protocol::{
     QueueDepth, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
 };
 use rblk_target::control::core::{Capacity, ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
-use rblk_target::record::holders::{HolderRecord, Holders};
-use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::data::poll_group::{Notice, SettleTicket};
+use rblk_target::record::holders::{HolderRecord, Holders};
 use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
 use crate::Input;

@@ -9,8 +9,8 @@ use rblk_protocol::{
 };
 use rblk_rig::inprocess::{QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_tests::bed::Bed;
 use rblk_tests::raw::{LENT_BYTES, RawPeer};
 

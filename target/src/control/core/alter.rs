@@ -445,7 +445,7 @@ impl Core {
         self.begin_step();
     }
 
-    /// A volume goes although not all that hosts wrote is in its store.
+    /// Gives up a volume although its store misses writes of hosts.
     fn abandon(&mut self, volume: &Volume, why: String) {
         tracing::error!(volume = %volume.name, why, "a volume is removed without its store");
         if let Some(record) = self.holders.fence(volume.uuid) {

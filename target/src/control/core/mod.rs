@@ -601,13 +601,13 @@ impl Core {
         ticket
     }
 
-    /// Whether the next run may not know that hosts of a volume may not resume.
+    /// True while a fence is not durable.
     #[must_use]
     pub fn owes_fences(&self) -> bool {
         self.fences.are_owed()
     }
 
-    /// The volumes of which that is so. Their mounts must learn of a loss.
+    /// The volumes with such a fence. Their mounts must learn of a loss.
     pub(crate) fn owed_fences(&self) -> impl Iterator<Item = VolumeUuid> {
         self.fences.iter()
     }

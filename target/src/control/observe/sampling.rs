@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::LatencyCounts;
 use rblk_protocol::InstanceId;
+use rblk_runtime::LatencyCounts;
 
 use crate::control::groups::Groups;
 use crate::control::observe::past::{Deeds, Past, PastReport, buckets};
