@@ -67,10 +67,10 @@ fn a_file_that_is_not_there_is_a_fault() {
         names("see `a/{b,c}.rs`, `d.rs` and `e f.rs`; `g.toml`"),
         ["a/b.rs", "a/c.rs", "d.rs"]
     );
-    assert!(is_named("target/src/cache/read_job.rs", "cache/read.rs"));
+    assert!(is_named("target/src/cache/read_job.rs", "cache/read_job.rs"));
     assert!(is_named("target/src/cache/read_job.rs", "target/src/cache/read_job.rs"));
     assert!(!is_named("target/src/cache/thread.rs", "read.rs"));
-    let text = "`cache/read.rs` and `cache/no_such_file.rs`\n".repeat(200);
+    let text = "`cache/read_job.rs` and `cache/no_such_file.rs`\n".repeat(200);
     let found = faults(&[Document { path: "docs/x.md".to_owned(), text }]);
     assert_eq!(found.len(), 200);
     assert_eq!(found[0], "docs/x.md:1: there is no cache/no_such_file.rs");
