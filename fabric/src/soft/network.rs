@@ -16,8 +16,8 @@ use rblk_protocol::width::{wide, wide64};
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
-use super::wire::late::Landing;
-use super::wire::tcp_link::{Link, Moved};
+use super::wire::late::LateBytes;
+use super::wire::tcp_link::{Moved, PeerStream};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
@@ -136,7 +136,7 @@ struct Late {
     end: End,
     // `None` when they have landed. They land once more when the QP is dropped.
     due: Option<u64>,
-    landings: Vec<Landing>,
+    landings: Vec<LateBytes>,
 }
 
 impl NetworkState {
@@ -260,7 +260,7 @@ impl Network {
         let mut landed = 0;
         for late in state.late.iter_mut().filter(|late| late.due.is_some_and(|at| at <= now)) {
             late.due = None;
-            late.landings.iter().for_each(Landing::land);
+            late.landings.iter().for_each(LateBytes::land);
             landed += wide64(late.landings.len());
         }
         state.landed += landed;
@@ -391,7 +391,7 @@ fn total(pieces: &[libc::iovec]) -> usize {
     pieces.iter().map(|p| p.iov_len).sum()
 }
 
-impl Link for MemoryLink {
+impl PeerStream for MemoryLink {
     fn peer(&self) -> String {
         "a peer in memory".to_owned()
     }
@@ -546,7 +546,7 @@ impl Link for MemoryLink {
         stream.bytes.iter().copied().collect()
     }
 
-    fn land_late(&mut self, landings: Vec<Landing>) {
+    fn land_late(&mut self, landings: Vec<LateBytes>) {
         if landings.is_empty() {
             return;
         }
@@ -562,7 +562,7 @@ impl Drop for MemoryLink {
         let own = |late: &mut Late| late.wire == self.wire && late.end == self.end;
         let mut landed = 0;
         for late in state.late.extract_if(.., own) {
-            late.landings.iter().for_each(Landing::land);
+            late.landings.iter().for_each(LateBytes::land);
             landed += wide64(late.landings.len());
         }
         state.landed += landed;
