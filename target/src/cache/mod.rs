@@ -59,7 +59,6 @@ mod lists;
 mod locks;
 mod maximums;
 mod memory_queue;
-pub(crate) mod message;
 mod minimums;
 pub(crate) mod policy;
 pub(crate) mod range_lock;
@@ -68,6 +67,7 @@ mod reshape;
 mod session_memory;
 pub(crate) mod shard;
 mod shard_clock;
+pub(crate) mod shard_messages;
 mod shard_volumes;
 pub mod slots;
 mod span;
@@ -75,15 +75,17 @@ mod stop;
 mod store_queue;
 #[cfg(test)]
 mod tests;
-mod write_back;
+mod write_backs;
 mod write_job;
 
 use std::time::Duration;
 
-pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf};
 use rblk_protocol::width::{wide, wide64};
 pub(crate) use read_job::Hit;
 pub use shard::Shard;
+pub use shard_messages::{
+    ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf,
+};
 pub use shard_volumes::StoreFailure;
 pub use stop::Unsaved;
 pub(crate) use write_job::{Landed, OneBlock};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::image::Contradiction;
-use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_config::{BackingConfig, DirectIo, TargetConfig, VolumeConfig};
 use rblk_fabric::{PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::{BlockCount, BlockSize, Name};
