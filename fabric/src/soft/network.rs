@@ -44,7 +44,7 @@ impl Default for Conditions {
     }
 }
 
-/// One end of a [`Wire`].
+/// One end of a [`FaultyWire`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     /// The first of the pair.
@@ -289,7 +289,7 @@ impl Network {
         &self,
         a: (&PollerHandle, QpLimits),
         b: (&PollerHandle, QpLimits),
-    ) -> Result<(Connection, Connection, Wire)> {
+    ) -> Result<(Connection, Connection, FaultyWire)> {
         self.pair_in(a, b, b.0.pd())
     }
 
@@ -302,7 +302,7 @@ impl Network {
         a: (&PollerHandle, QpLimits),
         b: (&PollerHandle, QpLimits),
         pd: &ProtectionDomain,
-    ) -> Result<(Connection, Connection, Wire)> {
+    ) -> Result<(Connection, Connection, FaultyWire)> {
         for handle in [a.0, b.0] {
             if !handle.pd().device().same_as(&self.device) {
                 return Err(FabricError::Mixed("poller and in-memory network"));
@@ -318,19 +318,19 @@ impl Network {
             let serves = own.1.reads_in.min(peer.reads_out);
             Connection::established(Box::new(link), pd, own.0, &own.1, serves)
         };
-        let wire = Wire { network: self.clone(), wire };
+        let wire = FaultyWire { network: self.clone(), wire };
         Ok((end(End::A, a.0.pd(), a, b.1)?, end(End::B, pd, b, a.1)?, wire))
     }
 }
 
 /// The connection between the two ends of a pair, to inject faults.
 #[derive(Clone, Debug)]
-pub struct Wire {
+pub struct FaultyWire {
     network: Network,
     wire: usize,
 }
 
-impl Wire {
+impl FaultyWire {
     fn with<T>(&self, act: impl FnOnce(&mut WireState) -> T) -> T {
         act(&mut self.network.state().wires[self.wire])
     }

@@ -9,7 +9,7 @@
 //! do enough slots for requests. Connections beyond this limit have their data copied. After a
 //! reload that raises a minimum, the volume may keep less than its minimum until connections end.
 //!
-//! [`SlotState::Landing`]: super::slots::State::Landing
+//! [`SlotState::Landing`]: super::slots::SlotState::Landing
 //! [`Slots::exchange`]: super::slots::Slots::exchange
 
 use super::shard::Shard;

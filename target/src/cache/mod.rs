@@ -15,10 +15,10 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `message.rs` | requests to shards, their replies, and lent memory |
+//! | `shard_messages.rs` | requests to shards, their replies, and lent memory |
 //! | `shard.rs` | the shard: takes requests, decides what each job does next |
 //! | `read.rs`, `write.rs`, `change.rs` | the steps of reads, of writes, and of discards |
-//! | `write_back.rs` | dirty blocks on their way to the store, and flushes |
+//! | `write_backs.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory.rs` | which job gets memory, and when |
 //! | `minimums.rs`, `slots/minimum.rs` | what a volume keeps of the cache when others need memory |
 //! | `maximums.rs`, `slots/maximum.rs` | what a volume has of the cache at most |

@@ -10,7 +10,7 @@
 //!
 //! This file decides the next step of a job: after its memory is allocated, after its lock is
 //! granted, after its store operations ended. The steps are in `read.rs`, `write.rs`, `change.rs`
-//! and `write_back.rs`. They only call down and return; [`Shard::settle`] later continues the jobs
+//! and `write_backs.rs`. They only call down and return; [`Shard::settle`] later continues the jobs
 //! that they granted locks.
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! A write lands in slots of its own. Write-through, FUA, and write-back beyond the limit of dirty
 //! blocks: the slots go to the store, then into the index, then the write is acknowledged.
-//! Write-back: the slots go into the index as dirty and the write is acknowledged; `write_back.rs`
+//! Write-back: the slots go into the index as dirty and the write is acknowledged; `write_backs.rs`
 //! writes them to the store later. A write of a part of a block takes the rest from the cached
 //! block; with write-back it reads the rest first if the block is not cached.
 //!

@@ -2,14 +2,14 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `params.rs` | the parameters from control |
+//! | `connection_params.rs` | the parameters from control |
 //! | `memory.rs` | the connection's memory |
 //! | `layout.rs` | the places in that memory |
 //! | `receive.rs` | receive buffers: their users, and their next posts |
 //! | `arrived.rs` | messages, and the places of their bytes |
 //! | `admitted.rs` | the next step for a command |
 //! | `landing.rs` | slots of the cache where messages land |
-//! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
+//! | `queued_sends.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
 //! | `ended_memory.rs` | memory of an ended connection, until its QP is destroyed |
 //! | `spare_memory.rs` | memory of ended admin connections, for the next ones |
