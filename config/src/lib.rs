@@ -32,7 +32,7 @@
 
 mod error;
 mod exit;
-mod host;
+mod host_config;
 pub mod key_file;
 mod mount;
 pub mod quoted;
@@ -45,7 +45,7 @@ mod volume;
 
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
-pub use host::{
+pub use host_config::{
     HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError, named_in_rights,
 };
 pub use key_file::KeyFileError;
@@ -63,4 +63,4 @@ pub use target::narrowing::{losers, narrowed};
 pub use target::{HugePages, LISTEN_DEFAULT, NoTargetKey, TargetConfig};
 pub use units::{ByteSize, ByteSizeError, Duration, DurationError};
 pub use volume::image;
-pub use volume::{Backing, CacheMode, DirectIo, StoreKind, VolumeConfig};
+pub use volume::{BackingConfig, CacheMode, DirectIo, StoreKind, VolumeConfig};

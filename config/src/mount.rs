@@ -7,7 +7,7 @@ use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Fault};
-use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
+use crate::host_config::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::schema::document::{Document, Sites};
 use crate::schema::faults::judge;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rblk_config::{
-    Backing, HostConfig, LISTEN_DEFAULT, MountConfig, Schema, TargetConfig, VolumeConfig,
+    BackingConfig, HostConfig, LISTEN_DEFAULT, MountConfig, Schema, TargetConfig, VolumeConfig,
 };
 
 fn example(name: &str) -> (PathBuf, String) {
@@ -64,7 +64,9 @@ fn target() {
     assert!(full.listen.contains(&LISTEN_DEFAULT.to_owned()), "{:?}", full.listen);
     assert_eq!(full.auth, Some(config.authentication()));
     assert_eq!(full.dirty_max, Some(config.dirty_limit()));
-    let Backing::File { cache, .. } = config.volumes[0].backing().unwrap() else { unreachable!() };
+    let BackingConfig::File { cache, .. } = config.volumes[0].backing().unwrap() else {
+        unreachable!()
+    };
     assert_eq!(full.volumes[0].cache, Some(cache));
     assert_eq!(TargetConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
 }

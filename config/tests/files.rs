@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Auth, Backing, ByteRate, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt,
+    Auth, BackingConfig, ByteRate, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt,
     HostConfig, HugePages, MountConfig, OnLoss, Spin, StoreKind, TargetConfig, VolumeAccess,
     VolumeConfig, VolumeRight,
 };
@@ -98,7 +98,7 @@ fn a_relation_points_at_the_key_that_is_set() {
 fn backings() {
     let mut volume = VolumeConfig::file("a", "/a");
     volume.direct = DirectIo::Required;
-    let file = |cache, read_ahead| Backing::File {
+    let file = |cache, read_ahead| BackingConfig::File {
         path: "/a".as_ref(),
         size: None,
         direct: DirectIo::Required,
@@ -109,8 +109,8 @@ fn backings() {
     (volume.cache, volume.read_ahead) = (Some(CacheMode::WriteBack), ByteSize(0));
     assert_eq!(volume.backing().unwrap(), file(CacheMode::WriteBack, ByteSize(0)));
     let size = ByteSize(1 << 20);
-    assert_eq!(VolumeConfig::memory("a", size).backing().unwrap(), Backing::Memory { size });
-    assert_eq!(VolumeConfig::null("a", size).backing().unwrap(), Backing::Null { size });
+    assert_eq!(VolumeConfig::memory("a", size).backing().unwrap(), BackingConfig::Memory { size });
+    assert_eq!(VolumeConfig::null("a", size).backing().unwrap(), BackingConfig::Null { size });
     volume.store = StoreKind::Null;
     assert!(volume.backing().is_err());
 }

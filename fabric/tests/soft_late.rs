@@ -5,7 +5,7 @@ mod conformance;
 mod soft_pairs;
 
 use conformance::{Pair, limits, wr};
-use rblk_fabric::soft::network::{End, Network, Wire};
+use rblk_fabric::soft::network::{End, FaultyWire, Network};
 use rblk_fabric::{Access, MemoryRegion, SendOp, WcStatus};
 use soft_pairs::pair_on;
 
@@ -23,7 +23,7 @@ fn first(memory: &MemoryRegion) -> u8 {
     byte[0]
 }
 
-fn late_pair() -> (Network, Pair, Wire) {
+fn late_pair() -> (Network, Pair, FaultyWire) {
     let network = Network::with_late_rdma(7, u64::MAX);
     let (pair, wire) = pair_on(&network, limits(), limits());
     (network, pair, wire)

@@ -5,7 +5,7 @@ mod soft_pairs;
 
 use conformance::{Side, limits, wr};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rblk_fabric::soft::network::{Conditions, End, Network, Wire};
+use rblk_fabric::soft::network::{Conditions, End, FaultyWire, Network};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, Owner, Poller, ProtectionDomain, QpIndex,
     RecvWr, SendOp, WrId,
@@ -38,7 +38,7 @@ struct Bed {
 struct Peer {
     side: Side,
     memory: MemoryRegion,
-    wire: Wire,
+    wire: FaultyWire,
     // Of the target's end.
     qp: QpIndex,
 }
@@ -100,7 +100,7 @@ impl Bed {
     /// Bytes that the target moved for all but the first peer: sent, and taken off the link. The
     /// peers receive nothing, and have sent all.
     fn moved(&self) -> i64 {
-        let under_way = |wire: &Wire, from| i64::try_from(wire.under_way(from)).unwrap();
+        let under_way = |wire: &FaultyWire, from| i64::try_from(wire.under_way(from)).unwrap();
         let noisy = self.peers.iter().skip(1);
         noisy.map(|peer| under_way(&peer.wire, End::B) - under_way(&peer.wire, End::A)).sum()
     }

@@ -147,7 +147,7 @@ impl Waits {
 
 /// The wait that the thread is in.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
+struct CurrentWait {
     since: Instant,
     // None while many requests are under way: such waits are not looked through, and teach nothing.
     kind: Option<usize>,
@@ -199,7 +199,7 @@ pub(crate) struct SpinPolicy {
     wake_cost: Duration,
     // By kind of wait.
     kinds: [Waits; 3],
-    wait: Option<Wait>,
+    wait: Option<CurrentWait>,
     contention: Contention,
     // The most requests under way lately, bulk data apart, a tenth less with every wait: those of a
     // burst are seldom all here.
@@ -245,7 +245,7 @@ impl SpinPolicy {
             return;
         }
         // No wait was begun: the thread had work all the time.
-        let Some(Wait { since, kind, woke, .. }) = self.wait.take() else { return };
+        let Some(CurrentWait { since, kind, woke, .. }) = self.wait.take() else { return };
         if woke.is_none() && !self.contention.now {
             self.contention.relax();
         }
@@ -284,14 +284,14 @@ impl SpinPolicy {
         }
     }
 
-    fn begin(&mut self, now: Instant, hint: Hint) -> Wait {
+    fn begin(&mut self, now: Instant, hint: Hint) -> CurrentWait {
         self.peak = self.peak.saturating_sub(1 + self.peak / 10);
         if !is_bulk(hint) {
             self.peak = self.peak.max(hint.outstanding);
         }
         self.contention.begin_wait();
         let (kind, budget) = (kind(hint, self.peak), self.budget(hint));
-        *self.wait.insert(Wait { since: now, kind, budget, woke: None })
+        *self.wait.insert(CurrentWait { since: now, kind, budget, woke: None })
     }
 
     /// The cost of a wake-up in a wait of that kind. Bulk data comes by work that may need this

@@ -14,7 +14,7 @@ use rblk_fabric::{
 };
 use rblk_runtime::spin::SpinMode;
 use rblk_target::cache::{Shard, ShardOptions};
-use rblk_target::data::poll_group::group_thread::{Handle, POLLERS_MAX, Tuning, start};
+use rblk_target::data::poll_group::group_thread::{GroupHandle, POLLERS_MAX, Tuning, start};
 use rblk_target::data::poll_group::peers::Peers;
 use rblk_target::data::poll_group::{FromGroup, PollerMemory, ToGroup};
 use rblk_target::memory::arena::Arena;
@@ -83,7 +83,7 @@ impl DataPath for Fragile {
     }
 }
 
-fn group() -> (Handle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
+fn group() -> (GroupHandle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
     let arena = Region::allocate(16 << 20, PageKind::Normal).unwrap();
     let store = UringStore::new(Arc::clone(&arena), &UringOptions::default()).unwrap();
     let part = Arena::over(Arc::clone(&arena), 0..arena.len(), 1 << 20).unwrap();
@@ -130,7 +130,7 @@ fn the_thread_outlives_its_completion_queues() {
         zeros: register(Access::LOCAL_READ),
         volumes: Vec::new(),
     };
-    let add = |handle: &Handle, place, state: u32| {
+    let add = |handle: &GroupHandle, place, state: u32| {
         let state = Arc::new(AtomicU32::new(state));
         let (poller, _) = pd.poller(64).unwrap();
         let poller = Box::new(Fragile(poller, Arc::clone(&state)));

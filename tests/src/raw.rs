@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::soft::network::{Network, Wire};
+use rblk_fabric::soft::network::{FaultyWire, Network};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, ProtectionDomain,
     QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcOpcode,
@@ -129,7 +129,7 @@ pub struct RawPeer {
     /// Memory the target may read and write.
     pub lent: MemoryRegion,
     /// The link.
-    pub wire: Wire,
+    pub wire: FaultyWire,
     /// The hellos of the connection.
     pub hellos: Hellos,
     /// Epoch of its commands.

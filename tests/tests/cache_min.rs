@@ -6,7 +6,7 @@ use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::Tag;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, Rig, VolumeSpec};
-use rblk_target::data::poll_group::Step;
+use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -54,7 +54,7 @@ impl World {
     fn keep(&mut self, cache_min_bytes: u64) {
         let volume = Volume { cache_min_bytes, ..Volume::clone(&self.rig.volumes()[0]) };
         let volume = Arc::new(volume);
-        self.rig.begin_step(&volume, Step::Access);
+        self.rig.begin_step(&volume, VolumeStep::Access);
         let mut outcome = None;
         let stepped = self.rig.run(PATIENCE, |rig| {
             outcome = rig.step_outcome();

@@ -11,7 +11,7 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::data::poll_group::Step;
+use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::volume::ids::SessionIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -155,11 +155,11 @@ impl World {
     }
 
     /// Runs a step of a change, beside requests.
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: VolumeStep) {
         self.step_of(&Arc::new(self.volume.clone()), step);
     }
 
-    fn step_of(&mut self, volume: &Arc<Volume>, step: Step) {
+    fn step_of(&mut self, volume: &Arc<Volume>, step: VolumeStep) {
         self.rig.begin_step(volume, step);
         for _ in 0..PATIENCE {
             if let Some(result) = self.rig.step_outcome() {
@@ -174,7 +174,7 @@ impl World {
     fn access(&mut self) {
         let volume = Arc::new(self.volume.clone());
         self.rig.note_volume(Arc::clone(&volume));
-        self.step_of(&volume, Step::Access);
+        self.step_of(&volume, VolumeStep::Access);
     }
 
     fn bytes(&self) -> usize {
@@ -189,7 +189,7 @@ impl World {
     fn grow(&mut self) {
         let more = self.random.index((DISK - self.bytes()) / IO + 1) * IO;
         self.set_bytes(self.bytes() + more);
-        self.step(Step::Grow);
+        self.step(VolumeStep::Grow);
         self.access();
     }
 
@@ -203,9 +203,9 @@ impl World {
 
     /// Closes the volume, and checks that the disk has every acknowledged write.
     fn close(&mut self) {
-        self.step(Step::Close);
+        self.step(VolumeStep::Close);
         self.asked.values_mut().for_each(|asked| asked.cut = true);
-        self.step(Step::WriteBack);
+        self.step(VolumeStep::WriteBack);
         let maybe: Vec<usize> =
             self.asked.values().filter(|a| a.op == IoOp::Write).map(|a| a.at).collect();
         let disk = self.rig.store_mut().durable(VOLUME);
@@ -232,22 +232,22 @@ impl World {
                 [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
             self.volume.cache = MODES[self.random.index(3)];
         }
-        self.step(Step::Quiet);
-        self.step(Step::Reshape);
+        self.step(VolumeStep::Quiet);
+        self.step(VolumeStep::Reshape);
         self.open_again();
     }
 
     /// Removes the volume and adds it again.
     fn replace(&mut self) {
         self.close();
-        self.step(Step::Quiet);
-        self.step(Step::Drop);
+        self.step(VolumeStep::Quiet);
+        self.step(VolumeStep::Drop);
         for group in self.rig.groups_mut() {
             assert_eq!(group.shard().slots().cached(), 0, "nothing of it is left");
         }
         // Its store is opened for writing.
         let volume = Arc::new(Volume { read_only: false, ..self.volume.clone() });
-        self.step_of(&volume, Step::Add);
+        self.step_of(&volume, VolumeStep::Add);
         self.open_again();
     }
 }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use rblk_client::tokio::{Driver, Handle};
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::front::program::detached::Detached;
 use rblk_protocol::{BlockSize, ConnectionKind, QueueDepth, VolumeHandle};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
@@ -23,7 +23,7 @@ struct World {
 
 impl World {
     /// A path in the next epoch.
-    fn connect(&mut self) -> Vec<Wire> {
+    fn connect(&mut self) -> Vec<FaultyWire> {
         let rig = &mut self.bed.rig;
         self.control.disconnect();
         rig.new_epoch(self.bed.session).expect("the target lets go");
@@ -114,7 +114,7 @@ fn the_buffer_of_a_dropped_future_is_not_reused_before_its_completion() {
         assert!(parked(&handle) && !waits.is_finished(), "{handle:?}");
         // Its connection dies and is destroyed, and another one takes the request: the request is
         // under way all the time.
-        wires.iter().for_each(Wire::cut);
+        wires.iter().for_each(FaultyWire::cut);
         tasks_only(&handle).await;
         world.connect();
         tasks_only(&handle).await;

@@ -7,7 +7,7 @@ use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, Opcode, Status, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::data::poll_group::{Step, ToGroup};
+use rblk_target::data::poll_group::{ToGroup, VolumeStep};
 use rblk_target::volume::Volume;
 use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_target::volume::limits::{Limiter, Limits};
@@ -103,7 +103,7 @@ impl Lab {
     }
 
     /// Runs a step of a change of the first volume.
-    fn order(&mut self, volume: &Arc<Volume>, step: Step) {
+    fn order(&mut self, volume: &Arc<Volume>, step: VolumeStep) {
         self.rig.begin_step(volume, step);
         let mut outcome = None;
         let done = self.rig.run(100, |rig| {
@@ -119,7 +119,7 @@ impl Lab {
         let before = Volume::clone(&self.rig.volumes()[0]);
         let limits = Limiter::renewed(before.limits.as_ref(), limits);
         let volume = Arc::new(Volume { limits, ..before });
-        self.order(&volume, Step::Access);
+        self.order(&volume, VolumeStep::Access);
         self.rig.note_volume(volume);
     }
 }
@@ -264,13 +264,13 @@ fn writes_that_are_held_and_end_with_their_connection_are_unanswered() {
     let host = lab.host(FIRST, 8, 4096);
     let queue = lab.hosts[host].queue;
     let volume = Arc::clone(&lab.rig.volumes()[0]);
-    lab.order(&volume, Step::Hold);
+    lab.order(&volume, VolumeStep::Hold);
     (0..3).for_each(|tag| lab.submit(host, tag, IoOp::Write));
     lab.steps(100);
     lab.rig.drop_queue(queue, false);
     let session = lab.hosts[host].session;
     lab.rig.run(1000, |rig| rig.connections(session) == 0).expect("the end of the connection");
-    lab.order(&volume, Step::Access);
+    lab.order(&volume, VolumeStep::Access);
     let io = lab.rig.volume_io(FIRST);
     assert_eq!((lab.rig.volume_abandoned(FIRST), io.writes, io.in_flight), (3, 0, 0));
 }
@@ -284,13 +284,13 @@ fn a_write_that_waits_for_its_limit_and_a_snapshot_pays_once_and_keeps_its_first
     (0..3).for_each(|tag| lab.submit(host, tag, IoOp::Write));
     lab.rig.run(1000, |rig| rig.outstanding(queue) == 2).expect("the burst");
     let volume = Arc::clone(&lab.rig.volumes()[0]);
-    lab.order(&volume, Step::Hold);
+    lab.order(&volume, VolumeStep::Hold);
     // The limit lets both begin after 20 ms.
     lab.steps(10_000);
     lab.submit(host, 3, IoOp::Write);
     lab.steps(100);
     assert_eq!(lab.rig.outstanding(queue), 3, "writes are held");
-    lab.order(&volume, Step::Access);
+    lab.order(&volume, VolumeStep::Access);
     lab.rig.run(20, |rig| rig.outstanding(queue) == 0).expect("nothing waits for a limit again");
     let delays = lab.rig.volume_delays(FIRST);
     assert_eq!(delays.commands, 2, "{delays:?}");
@@ -305,12 +305,12 @@ fn a_write_that_a_snapshot_held_waited_until_it_was_released() {
     let host = lab.host(FIRST, 8, 4096);
     let queue = lab.hosts[host].queue;
     let volume = Arc::clone(&lab.rig.volumes()[0]);
-    lab.order(&volume, Step::Hold);
+    lab.order(&volume, VolumeStep::Hold);
     lab.submit(host, 0, IoOp::Write);
     lab.steps(100);
     // The thread sleeps until control releases the write.
     lab.rig.skip(5000);
-    lab.order(&volume, Step::Access);
+    lab.order(&volume, VolumeStep::Access);
     lab.rig.run(100, |rig| rig.outstanding(queue) == 0).expect("the answer");
     let queue = lab.rig.volume_times(FIRST).write.queue;
     assert!((50_000..52_000).contains(&queue.sum_us()), "{queue:?}");
@@ -332,10 +332,10 @@ fn a_command_that_waited_for_a_limit_or_a_snapshot_is_slow() {
 
     lab.limit(Limits::default());
     let volume = Arc::clone(&lab.rig.volumes()[0]);
-    lab.order(&volume, Step::Hold);
+    lab.order(&volume, VolumeStep::Hold);
     lab.submit(host, 0, IoOp::Write);
     lab.steps(1000);
-    lab.order(&volume, Step::Access);
+    lab.order(&volume, VolumeStep::Access);
     let later = now + Duration::from_secs(2);
     let slow = lab.rig.group_mut().take_slow_io(later).expect("it was held");
     assert_eq!((slow.opcode, slow.others), (Opcode::Write, 0));

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rblk_client::{Buffer, Queue, Request};
-use rblk_fabric::soft::network::{Conditions, Wire};
+use rblk_fabric::soft::network::{Conditions, FaultyWire};
 use rblk_initiator::front::program::detached::{Detached, Ended};
 use rblk_protocol::{BlockSize, ConnectionKind, QueueDepth, VolumeHandle};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
@@ -60,7 +60,7 @@ struct World {
     // `None`: control died, and its QPs with it.
     control: Option<Detached>,
     queue: Option<Queue>,
-    wires: Vec<Wire>,
+    wires: Vec<FaultyWire>,
     // The path is gone, or about to end.
     lost: bool,
     // The address of each buffer under way, by token.
@@ -125,7 +125,7 @@ impl World {
             }
             880..888 => {
                 self.lost = true;
-                self.wires.iter().for_each(Wire::cut);
+                self.wires.iter().for_each(FaultyWire::cut);
             }
             888..894 => self.lose(Detached::disconnect),
             894..900 => self.lose(|control| control.fail(Some(EIO))),

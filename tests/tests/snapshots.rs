@@ -17,7 +17,7 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::data::poll_group::Step;
+use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::PATIENCE;
 use rblk_tests::storm::{VOLUME, is_long, seeds};
@@ -145,7 +145,7 @@ impl World {
         reads
     }
 
-    fn order(&mut self, step: Step) {
+    fn order(&mut self, step: VolumeStep) {
         let volume = Arc::clone(&self.rig.volumes()[0]);
         self.rig.begin_step(&volume, step);
         for _ in 0..PATIENCE {
@@ -172,12 +172,12 @@ impl World {
     /// Takes a snapshot beside active writers. Returns its beginning, and its contents.
     fn snapshot(&mut self) -> (u64, Vec<u8>) {
         let begins = self.now;
-        self.order(Step::WriteBack);
+        self.order(VolumeStep::WriteBack);
         self.check_crashes(begins);
         let began = self.now;
-        self.order(Step::Hold);
+        self.order(VolumeStep::Hold);
         self.check_crashes(begins);
-        self.order(Step::WriteBack);
+        self.order(VolumeStep::WriteBack);
         self.look_while_held();
         let image = self.rig.store_mut().durable(VOLUME);
         for crashed in self.crashes() {
@@ -186,7 +186,7 @@ impl World {
             assert!(crashed == image, "something of the volume is in flight while it is cloned");
         }
         let held = self.now;
-        self.order(Step::Access);
+        self.order(VolumeStep::Access);
         self.check_crashes(held);
         (began, image)
     }
@@ -269,7 +269,7 @@ fn a_snapshot_has_every_write_that_was_answered_before_another_of_its_writes() {
 #[test]
 fn a_write_that_is_held_ends_with_its_connection() {
     let mut w = World::new(7, CacheMode::WriteBack, 2);
-    w.order(Step::Hold);
+    w.order(VolumeStep::Hold);
     for _ in 0..100 {
         w.step();
     }
@@ -278,7 +278,7 @@ fn a_write_that_is_held_ends_with_its_connection() {
     for _ in 0..2000 {
         w.rig.step();
     }
-    w.order_alone(Step::Access);
+    w.order_alone(VolumeStep::Access);
     for _ in 0..2000 {
         w.rig.step();
     }
@@ -289,7 +289,7 @@ fn a_write_that_is_held_ends_with_its_connection() {
 
 impl World {
     /// Runs a step without new writes.
-    fn order_alone(&mut self, step: Step) {
+    fn order_alone(&mut self, step: VolumeStep) {
         let volume = Arc::clone(&self.rig.volumes()[0]);
         self.rig.begin_step(&volume, step);
         for _ in 0..PATIENCE {

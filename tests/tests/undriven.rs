@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rblk_client::{Queue, Request};
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::engine::path::Path;
 use rblk_initiator::front::program::detached::Detached;
@@ -30,7 +30,7 @@ impl World {
         Self { bed: Bed::new(&RigOptions::default()), control, queue }
     }
 
-    fn path(&mut self, lanes: u16) -> (Path, Vec<Wire>) {
+    fn path(&mut self, lanes: u16) -> (Path, Vec<FaultyWire>) {
         let joins = (0..lanes).map(|lane| {
             let queue = QueueOptions::lane(0, lane);
             self.bed.rig.join_by_hand(self.bed.session, ConnectionKind::Io { queue }).unwrap()
@@ -150,7 +150,7 @@ impl World {
 fn a_test_that_fails_or_is_given_up_leaves_nothing() {
     let mut world = World::new();
     let (path, wires) = world.path(1);
-    wires.iter().for_each(Wire::cut);
+    wires.iter().for_each(FaultyWire::cut);
     let end = world.tested(path).map(drop).unwrap_err();
     assert!(matches!(end, PathEnd::Lost(_)), "{end:?}");
     world.assert_no_connection();

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::error::ConfigError;
-use crate::host::{HOST_KEYS, HostConfig};
+use crate::host_config::{HOST_KEYS, HostConfig};
 use crate::schema::document::{Document, Draft, drop_ins_of};
 use crate::schema::rule::{Key, Rule, Schema, check_name};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};

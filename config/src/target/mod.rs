@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Exit;
 use crate::error::{ConfigError, Fault};
-use crate::host::{HOST_KEYS, HostConfig};
+use crate::host_config::{HOST_KEYS, HostConfig};
 use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
 use crate::schema::document::{Document, Draft, Sites, lay_with_drop_ins};
 use crate::schema::faults::judge;

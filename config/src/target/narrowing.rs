@@ -3,7 +3,7 @@
 //! A target takes first and gives last, so that no host has a new volume, or a volume more, by a
 //! key or a right that goes in the same edit.
 
-use crate::host::{HostConfig, VolumeAccess, VolumeRight};
+use crate::host_config::{HostConfig, VolumeAccess, VolumeRight};
 
 /// The hosts that both configurations let in, each with the rights that both of them allow.
 #[must_use]

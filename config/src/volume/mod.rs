@@ -160,7 +160,7 @@ pub enum CacheMode {
 
 /// The keys that apply to the store of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Backing<'c> {
+pub enum BackingConfig<'c> {
     /// A file or a block device.
     File {
         /// Where it is.
@@ -255,11 +255,11 @@ impl VolumeConfig {
     /// # Errors
     /// A key that the store needs is absent, or a key that it cannot have is set. Never after
     /// [`TargetConfig::validate`](crate::TargetConfig::validate).
-    pub fn backing(&self) -> Result<Backing<'_>, ConfigError> {
+    pub fn backing(&self) -> Result<BackingConfig<'_>, ConfigError> {
         self.choose().map_err(|fault| ConfigError::Invalid { faults: vec![*fault] })
     }
 
-    fn choose(&self) -> Result<Backing<'_>, Box<Fault>> {
+    fn choose(&self) -> Result<BackingConfig<'_>, Box<Fault>> {
         let store = self.store;
         let sized = |size: Option<ByteSize>| {
             size.ok_or_else(|| {
@@ -268,7 +268,7 @@ impl VolumeConfig {
             })
         };
         match (store, &self.path) {
-            (StoreKind::File, Some(path)) => Ok(Backing::File {
+            (StoreKind::File, Some(path)) => Ok(BackingConfig::File {
                 path,
                 size: self.size,
                 direct: self.direct,
@@ -285,8 +285,8 @@ impl VolumeConfig {
                 let fault = Fault::new("path", problem, "remove path or write store = \"file\"");
                 Err(Box::new(fault.value(path.display().to_string())))
             }
-            (StoreKind::Memory, None) => Ok(Backing::Memory { size: sized(self.size)? }),
-            (StoreKind::Null, None) => Ok(Backing::Null { size: sized(self.size)? }),
+            (StoreKind::Memory, None) => Ok(BackingConfig::Memory { size: sized(self.size)? }),
+            (StoreKind::Null, None) => Ok(BackingConfig::Null { size: sized(self.size)? }),
         }
     }
 

@@ -16,8 +16,8 @@ use rblk_protocol::width::{wide, wide64};
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
-use super::wire::late::Landing;
-use super::wire::tcp_link::{Link, Moved};
+use super::wire::late::LateBytes;
+use super::wire::tcp_link::{Moved, PeerStream};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
@@ -44,7 +44,7 @@ impl Default for Conditions {
     }
 }
 
-/// One end of a [`Wire`].
+/// One end of a [`FaultyWire`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     /// The first of the pair.
@@ -136,7 +136,7 @@ struct Late {
     end: End,
     // `None` when they have landed. They land once more when the QP is dropped.
     due: Option<u64>,
-    landings: Vec<Landing>,
+    landings: Vec<LateBytes>,
 }
 
 impl NetworkState {
@@ -260,7 +260,7 @@ impl Network {
         let mut landed = 0;
         for late in state.late.iter_mut().filter(|late| late.due.is_some_and(|at| at <= now)) {
             late.due = None;
-            late.landings.iter().for_each(Landing::land);
+            late.landings.iter().for_each(LateBytes::land);
             landed += wide64(late.landings.len());
         }
         state.landed += landed;
@@ -289,7 +289,7 @@ impl Network {
         &self,
         a: (&PollerHandle, QpLimits),
         b: (&PollerHandle, QpLimits),
-    ) -> Result<(Connection, Connection, Wire)> {
+    ) -> Result<(Connection, Connection, FaultyWire)> {
         self.pair_in(a, b, b.0.pd())
     }
 
@@ -302,7 +302,7 @@ impl Network {
         a: (&PollerHandle, QpLimits),
         b: (&PollerHandle, QpLimits),
         pd: &ProtectionDomain,
-    ) -> Result<(Connection, Connection, Wire)> {
+    ) -> Result<(Connection, Connection, FaultyWire)> {
         for handle in [a.0, b.0] {
             if !handle.pd().device().same_as(&self.device) {
                 return Err(FabricError::Mixed("poller and in-memory network"));
@@ -318,19 +318,19 @@ impl Network {
             let serves = own.1.reads_in.min(peer.reads_out);
             Connection::established(Box::new(link), pd, own.0, &own.1, serves)
         };
-        let wire = Wire { network: self.clone(), wire };
+        let wire = FaultyWire { network: self.clone(), wire };
         Ok((end(End::A, a.0.pd(), a, b.1)?, end(End::B, pd, b, a.1)?, wire))
     }
 }
 
 /// The connection between the two ends of a pair, to inject faults.
 #[derive(Clone, Debug)]
-pub struct Wire {
+pub struct FaultyWire {
     network: Network,
     wire: usize,
 }
 
-impl Wire {
+impl FaultyWire {
     fn with<T>(&self, act: impl FnOnce(&mut WireState) -> T) -> T {
         act(&mut self.network.state().wires[self.wire])
     }
@@ -391,7 +391,7 @@ fn total(pieces: &[libc::iovec]) -> usize {
     pieces.iter().map(|p| p.iov_len).sum()
 }
 
-impl Link for MemoryLink {
+impl PeerStream for MemoryLink {
     fn peer(&self) -> String {
         "a peer in memory".to_owned()
     }
@@ -546,7 +546,7 @@ impl Link for MemoryLink {
         stream.bytes.iter().copied().collect()
     }
 
-    fn land_late(&mut self, landings: Vec<Landing>) {
+    fn land_late(&mut self, landings: Vec<LateBytes>) {
         if landings.is_empty() {
             return;
         }
@@ -562,7 +562,7 @@ impl Drop for MemoryLink {
         let own = |late: &mut Late| late.wire == self.wire && late.end == self.end;
         let mut landed = 0;
         for late in state.late.extract_if(.., own) {
-            late.landings.iter().for_each(Landing::land);
+            late.landings.iter().for_each(LateBytes::land);
             landed += wide64(late.landings.len());
         }
         state.landed += landed;

@@ -33,12 +33,12 @@ impl SlowWork for Call {
 pub(super) struct Threads<W: 'static> {
     name: &'static str,
     most: usize,
-    queue: Mutex<Queue<W>>,
+    queue: Mutex<PendingWork<W>>,
     work: Condvar,
 }
 
 #[derive(Debug)]
-struct Queue<W> {
+struct PendingWork<W> {
     waiting: VecDeque<W>,
     threads: usize,
     idle: usize,
@@ -48,11 +48,11 @@ impl<W: SlowWork> Threads<W> {
     /// None yet. Their name, and how many there are at most: more calls that block at once wait for
     /// each other.
     pub(super) const fn new(name: &'static str, most: usize) -> Self {
-        let queue = Queue { waiting: VecDeque::new(), threads: 0, idle: 0 };
+        let queue = PendingWork { waiting: VecDeque::new(), threads: 0, idle: 0 };
         Self { name, most, queue: Mutex::new(queue), work: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue<W>> {
+    fn lock(&self) -> MutexGuard<'_, PendingWork<W>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

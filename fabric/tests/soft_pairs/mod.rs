@@ -1,7 +1,7 @@
 //! Connected pairs of the software provider.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
-use rblk_fabric::soft::network::{Conditions, Network, Wire};
+use rblk_fabric::soft::network::{Conditions, FaultyWire, Network};
 use rblk_fabric::soft::{Device as SoftDevice, PollerHandle as SoftHandle};
 use rblk_fabric::{
     AcceptParams, Address, CipherKeys, ConnectOptions, Connection, ConnectionHello, Device,
@@ -92,7 +92,7 @@ pub fn memory_pair(
     conditions: Conditions,
     a: QpLimits,
     b: QpLimits,
-) -> (Pair, Wire, Network) {
+) -> (Pair, FaultyWire, Network) {
     let network = Network::new(seed);
     network.set_conditions(conditions);
     let (pair, wire) = pair_on(&network, a, b);
@@ -100,7 +100,7 @@ pub fn memory_pair(
 }
 
 /// a connected to b on a network.
-pub fn pair_on(network: &Network, a: QpLimits, b: QpLimits) -> (Pair, Wire) {
+pub fn pair_on(network: &Network, a: QpLimits, b: QpLimits) -> (Pair, FaultyWire) {
     let device = Device::Soft(network.device());
     let (pd_a, pd_b) = (device.alloc_pd().unwrap(), device.alloc_pd().unwrap());
     let ((mut poller_a, handle_a), (mut poller_b, handle_b)) = (poller(&pd_a), poller(&pd_b));

@@ -147,9 +147,9 @@ mod tests {
 
     /// Takes the written lines, as the writer of a log.
     #[derive(Clone, Default)]
-    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for SharedBuffer {
+    impl Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     fn logged(log: impl FnOnce()) -> String {
-        let shared = SharedBuffer::default();
+        let shared = LogBuffer::default();
         let writer = shared.clone();
         let subscriber = tracing_subscriber::fmt()
             .event_format(JournalFormat { program: "rblk-test" })

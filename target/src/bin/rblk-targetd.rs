@@ -11,8 +11,8 @@ use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_target::commands::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::control::hand_over::{Inherited, Successor};
+use rblk_target::daemon::process_signals;
 use rblk_target::daemon::serve::serve;
-use rblk_target::daemon::signals;
 use rblk_target::operate::events::EVENT_LINES;
 use tracing_subscriber::EnvFilter;
 
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
     precautions::take(OOM_SCORE);
     // Before there is a second thread.
-    if let Err(error) = signals::hold() {
+    if let Err(error) = process_signals::hold() {
         let text = format!("cannot hold signals: {error}");
         return output.end("rblk-targetd", Exit::Failure, Some(&text));
     }
@@ -73,11 +73,11 @@ fn main() -> ExitCode {
     let end = end_of(served, inherited);
     log.end(LOG_PATIENCE, stderr());
     match end {
-        End::Exit(code) => code,
-        End::Fails(error) => {
+        ProgramEnd::Exit(code) => code,
+        ProgramEnd::Fails(error) => {
             output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref())))
         }
-        End::Becomes(program) => {
+        ProgramEnd::Becomes(program) => {
             let text = format!("cannot hand over: {}", program());
             output.end("rblk-target", Exit::Failure, Some(&text))
         }
@@ -94,7 +94,7 @@ fn configuration(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Res
 }
 
 /// The end of this process.
-enum End {
+enum ProgramEnd {
     /// Exit with this code.
     Exit(ExitCode),
     /// Exit because of this error.
@@ -105,16 +105,16 @@ enum End {
 
 /// The end after serving: another program may take over, and one that could not start makes room
 /// for the one before it.
-fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited>) -> End {
+fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited>) -> ProgramEnd {
     match (served, inherited.filter(Inherited::can_go_back)) {
-        (Ok(Some(successor)), _) => End::Becomes(Box::new(|| successor.take_over())),
-        (Ok(None), _) => End::Exit(ExitCode::SUCCESS),
+        (Ok(Some(successor)), _) => ProgramEnd::Becomes(Box::new(|| successor.take_over())),
+        (Ok(None), _) => ProgramEnd::Exit(ExitCode::SUCCESS),
         (Err(error), Some(inherited)) => {
             let why = said_once(error.as_ref());
             tracing::error!(error = why, "cannot start: the program before goes on");
-            End::Becomes(Box::new(move || inherited.go_back(&why)))
+            ProgramEnd::Becomes(Box::new(move || inherited.go_back(&why)))
         }
-        (Err(error), None) => End::Fails(error),
+        (Err(error), None) => ProgramEnd::Fails(error),
     }
 }
 

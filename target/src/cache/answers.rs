@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use nix::errno::Errno;
 
-use super::message::{PartToken, ShardReply};
+use super::shard_messages::{PartToken, ShardReply};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 

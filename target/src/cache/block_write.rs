@@ -6,9 +6,9 @@
 
 use rblk_protocol::width::{narrow, wide};
 
-use super::message::PartToken;
 use super::policy::Slot;
 use super::range_lock::LockId;
+use super::shard_messages::PartToken;
 use crate::store::OpToken;
 use crate::volume::ids::VolumeIndex;
 

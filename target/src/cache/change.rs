@@ -3,9 +3,9 @@
 use super::SLOT_BYTES;
 use super::core::ShardCore;
 use super::job::JobKind;
-use super::message::Changed;
-use super::slots::{Install, State};
-use super::write_back::WriteBacks;
+use super::shard_messages::Changed;
+use super::slots::{Install, SlotState};
+use super::write_backs::WriteBacks;
 use crate::cache::write_job::forget_clean;
 use crate::store::Store;
 
@@ -46,7 +46,7 @@ pub(super) fn changed<S: Store>(
     let mut kept = [None; 2];
     for (at, block) in span.edges().as_slice().iter().copied().enumerate() {
         let cached = core.slots.find(span.volume, block);
-        let dirty = cached.filter(|slot| core.slots.state(*slot) == State::Dirty);
+        let dirty = cached.filter(|slot| core.slots.state(*slot) == SlotState::Dirty);
         if let Some(dirty) = dirty
             && let Some(slot) = core.jobs.get(job).edges.pop()
         {

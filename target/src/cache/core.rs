@@ -15,11 +15,11 @@ use super::block_write::BlockWrites;
 use super::job::{Job, JobBlock, JobKind, JobLock, Jobs};
 use super::lists::Lists;
 use super::locks::Locks;
-use super::message::{PartToken, Segments};
 use super::policy::Slot;
 use super::range_lock::Acquired;
+use super::shard_messages::{PartToken, Segments};
 use super::slots::Slots;
-use super::span::{BLOCK, Span, blocks_of};
+use super::span::{BLOCK, CachedSpan, blocks_of};
 use super::store_queue::StoreQueue;
 use crate::cache::session_memory::Sessions;
 use crate::cache::shard_clock::Clock;
@@ -297,7 +297,7 @@ impl<S: Store> ShardCore<S> {
     }
 
     /// Copies the bytes of a block outside the span.
-    pub(super) fn copy_around(&mut self, span: &Span, block: u64, from: Slot, to: Slot) {
+    pub(super) fn copy_around(&mut self, span: &CachedSpan, block: u64, from: Slot, to: Slot) {
         let covered = span.covered(block);
         self.copy(from, to, 0, covered.from);
         self.copy(from, to, covered.to, super::SLOT_BYTES);

@@ -9,10 +9,10 @@ use nix::errno::Errno;
 use rblk_protocol::width::{narrow, wide};
 use rblk_runtime::Micros;
 
-use super::message::{JobId, PartToken};
 use super::policy::Slot;
 use super::range_lock::LockId;
-use super::span::{Span, blocks_of};
+use super::shard_messages::{JobId, PartToken};
+use super::span::{CachedSpan, blocks_of};
 use crate::store::{OpKind, OpToken};
 use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
@@ -102,7 +102,7 @@ pub(super) struct Job {
     pub kind: JobKind,
     /// The command part to answer. `None` for a job that the shard started itself.
     pub from: Option<PartToken>,
-    pub span: Span,
+    pub span: CachedSpan,
     /// Indexed by block of the span.
     pub blocks: Vec<JobBlock>,
     /// Spare slots for the edges of the span.
@@ -112,7 +112,7 @@ pub(super) struct Job {
     pub share: usize,
     /// Slots that the session was promised for this job.
     pub promised: usize,
-    waits: Waits,
+    waits: WaitClock,
     ops: JobOps,
     generation: u32,
 }
@@ -129,7 +129,7 @@ struct JobOps {
 
 // The job's waits, except for the store.
 #[derive(Clone, Copy, Debug, Default)]
-struct Waits {
+struct WaitClock {
     since: Option<Micros>,
     waited_us: u32,
 }
@@ -139,13 +139,13 @@ impl Job {
         Self {
             kind: JobKind::Free,
             from: None,
-            span: Span::none(VolumeIndex(0)),
+            span: CachedSpan::none(VolumeIndex(0)),
             blocks: Vec::new(),
             edges: Vec::new(),
             lock: JobLock::None,
             share: 0,
             promised: 0,
-            waits: Waits::default(),
+            waits: WaitClock::default(),
             ops: JobOps::default(),
             generation: 0,
         }
@@ -276,12 +276,17 @@ pub(super) struct Jobs {
 impl Jobs {
     /// A new job.
     #[inline(always)]
-    pub(super) fn start(&mut self, kind: JobKind, from: Option<PartToken>, span: Span) -> u32 {
+    pub(super) fn start(
+        &mut self,
+        kind: JobKind,
+        from: Option<PartToken>,
+        span: CachedSpan,
+    ) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         let job = &mut self.table[wide(index)];
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock == JobLock::None);
         (job.kind, job.from, job.span) = (kind, from, span);
-        (job.ops, job.waits) = (JobOps::default(), Waits::default());
+        (job.ops, job.waits) = (JobOps::default(), WaitClock::default());
         index
     }
 
@@ -370,7 +375,7 @@ mod tests {
     #[test]
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
-        let span = Span { len: 4096, ..Span::none(VolumeIndex(0)) };
+        let span = CachedSpan { len: 4096, ..CachedSpan::none(VolumeIndex(0)) };
         let first = jobs.start(JobKind::Read, None, span);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));

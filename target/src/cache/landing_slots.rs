@@ -1,6 +1,6 @@
 //! Slots that a shard sets apart for connections: the data of small writes lands in them.
 //!
-//! A slot set apart is [`State::Landing`]: it holds no block, and no job has it. A write of one
+//! A slot set apart is [`SlotState::Landing`]: it holds no block, and no job has it. A write of one
 //! block takes the slot in which its data landed, and leaves the slot allocated for the write
 //! ([`Slots::exchange`]). The slots of a connection come back when its QP is destroyed.
 //!
@@ -9,7 +9,7 @@
 //! do enough slots for requests. Connections beyond this limit have their data copied. After a
 //! reload that raises a minimum, the volume may keep less than its minimum until connections end.
 //!
-//! [`State::Landing`]: super::slots::State::Landing
+//! [`SlotState::Landing`]: super::slots::SlotState::Landing
 //! [`Slots::exchange`]: super::slots::Slots::exchange
 
 use super::shard::Shard;

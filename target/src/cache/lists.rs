@@ -1,7 +1,7 @@
 //! [`Lists`]: lists that a shard reuses, so that the data path does not allocate.
 
-use super::message::Segments;
 use super::policy::Slot;
+use super::shard_messages::Segments;
 use crate::store::Segment;
 use crate::volume::ids::SessionIndex;
 

@@ -15,10 +15,10 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `message.rs` | requests to shards, their replies, and lent memory |
+//! | `shard_messages.rs` | requests to shards, their replies, and lent memory |
 //! | `shard.rs` | the shard: takes requests, decides what each job does next |
 //! | `read.rs`, `write.rs`, `change.rs` | the steps of reads, of writes, and of discards |
-//! | `write_back.rs` | dirty blocks on their way to the store, and flushes |
+//! | `write_backs.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory.rs` | which job gets memory, and when |
 //! | `minimums.rs`, `slots/minimum.rs` | what a volume keeps of the cache when others need memory |
 //! | `maximums.rs`, `slots/maximum.rs` | what a volume has of the cache at most |
@@ -59,7 +59,6 @@ mod lists;
 mod locks;
 mod maximums;
 mod memory_queue;
-pub(crate) mod message;
 mod minimums;
 pub(crate) mod policy;
 pub(crate) mod range_lock;
@@ -68,6 +67,7 @@ mod reshape;
 mod session_memory;
 pub(crate) mod shard;
 mod shard_clock;
+pub(crate) mod shard_messages;
 mod shard_volumes;
 pub mod slots;
 mod span;
@@ -75,15 +75,17 @@ mod stop;
 mod store_queue;
 #[cfg(test)]
 mod tests;
-mod write_back;
+mod write_backs;
 mod write_job;
 
 use std::time::Duration;
 
-pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf};
 use rblk_protocol::width::{wide, wide64};
 pub(crate) use read_job::Hit;
 pub use shard::Shard;
+pub use shard_messages::{
+    ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf,
+};
 pub use shard_volumes::StoreFailure;
 pub use stop::Unsaved;
 pub(crate) use write_job::{Landed, OneBlock};

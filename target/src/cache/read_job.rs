@@ -8,10 +8,10 @@ use rblk_protocol::width::{wide, wide64};
 
 use super::core::ShardCore;
 use super::job::{JobBlock, JobKind};
-use super::message::{PartToken, Segments, ShardReply};
 use super::policy::Slot;
+use super::shard_messages::{PartToken, Segments, ShardReply};
 use super::slots::Install;
-use super::span::{BLOCK, Span, blocks_of};
+use super::span::{BLOCK, CachedSpan, blocks_of};
 use crate::store::{OpKind, Segment, Store};
 use crate::volume::CacheMode;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
@@ -162,7 +162,7 @@ pub(super) fn start_prefetch<S: Store>(
 }
 
 // Blocks of a span that are not in the index.
-fn missing<S: Store>(core: &ShardCore<S>, span: &Span) -> u64 {
+fn missing<S: Store>(core: &ShardCore<S>, span: &CachedSpan) -> u64 {
     let missing = |block: &u64| core.slots.find(span.volume, *block).is_none();
     wide64((span.first()..=span.last()).filter(missing).count())
 }

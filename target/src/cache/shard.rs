@@ -10,7 +10,7 @@
 //!
 //! This file decides the next step of a job: after its memory is allocated, after its lock is
 //! granted, after its store operations ended. The steps are in `read.rs`, `write.rs`, `change.rs`
-//! and `write_back.rs`. They only call down and return; [`Shard::settle`] later continues the jobs
+//! and `write_backs.rs`. They only call down and return; [`Shard::settle`] later continues the jobs
 //! that they granted locks.
 
 use std::sync::Arc;
@@ -26,11 +26,11 @@ use super::core::ShardCore;
 use super::job::{JobKind, Jobs};
 use super::lists::Lists;
 use super::locks::Locks;
-use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::shard_messages::{JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::slots::Slots;
-use super::stop::{ShardStopping, Unsaved, Work};
+use super::stop::{ShardStopping, StopStep, Unsaved};
 use super::store_queue::StoreQueue;
-use super::write_back::WriteBacks;
+use super::write_backs::WriteBacks;
 use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change};
 use crate::cache::memory_queue::MemoryQueue;
 use crate::cache::read_job::Hit;
@@ -743,10 +743,10 @@ impl<S: Store> Shard<S> {
                 writable.map(|_| core.slots.counts(volume).dirty > 0)
             };
             match stopping.next(now, is_dirty) {
-                Some((volume, Work::Flush)) => {
+                Some((volume, StopStep::Flush)) => {
                     self.write_backs.flush(&mut self.core, None, volume);
                 }
-                Some((volume, Work::Sync)) => self.sync(None, volume),
+                Some((volume, StopStep::Sync)) => self.sync(None, volume),
                 None => break,
             }
         }

@@ -12,7 +12,7 @@ use rblk_runtime::Micros;
 
 use super::job::JobKind;
 use super::slots::Slots;
-use super::span::{BLOCK, Span};
+use super::span::{BLOCK, CachedSpan};
 use crate::cache::shard_clock::Clock;
 use crate::store::{Op, Segment};
 use crate::volume::CacheMode;
@@ -264,10 +264,10 @@ impl ShardVolumes {
 
     /// A byte range of a volume.
     #[inline]
-    pub(super) fn span(&self, volume: VolumeIndex, offset: u64, len: u64) -> Span {
+    pub(super) fn span(&self, volume: VolumeIndex, offset: u64, len: u64) -> CachedSpan {
         let (cache, volume_bytes) =
             self.get(volume).map_or((CacheMode::None, 0), |state| (state.cache, state.size_bytes));
-        Span { volume, cache, volume_bytes, offset, len }
+        CachedSpan { volume, cache, volume_bytes, offset, len }
     }
 
     /// The states of all volumes.

@@ -1,4 +1,4 @@
-//! [`Span`]: a byte range of a volume, and the cache blocks that it touches. Pure.
+//! [`CachedSpan`]: a byte range of a volume, and the cache blocks that it touches. Pure.
 //!
 //! A block is [`SLOT_BYTES`] long. The last block of a volume may be shorter. A request may begin
 //! and end inside a block; such a block is an *edge* of the span.
@@ -16,7 +16,7 @@ pub(super) const BLOCK: u64 = SLOT_BYTES as u64;
 
 /// A byte range of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Span {
+pub(super) struct CachedSpan {
     /// The volume.
     pub volume: VolumeIndex,
     /// How the volume is cached.
@@ -64,7 +64,7 @@ impl Edges {
     }
 }
 
-impl Span {
+impl CachedSpan {
     /// An empty span, for jobs without a range.
     pub(super) fn none(volume: VolumeIndex) -> Self {
         Self { volume, cache: CacheMode::None, volume_bytes: 0, offset: 0, len: 0 }
@@ -158,9 +158,9 @@ pub(super) fn blocks_of(len: u64) -> usize {
 mod tests {
     use super::*;
 
-    fn span(offset: u64, len: u64) -> Span {
+    fn span(offset: u64, len: u64) -> CachedSpan {
         let volume_bytes = 10 * BLOCK + 512;
-        Span { volume_bytes, offset, len, ..Span::none(VolumeIndex(0)) }
+        CachedSpan { volume_bytes, offset, len, ..CachedSpan::none(VolumeIndex(0)) }
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Unsaved {
 
 /// The next step of a volume's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Work {
+pub(super) enum StopStep {
     /// Write dirty blocks to the store.
     Flush,
     /// Make the data in the store durable.
@@ -62,8 +62,8 @@ pub(super) enum Work {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopPhase {
     // The step is due.
-    Next(Work),
-    UnderWay(Work),
+    Next(StopStep),
+    UnderWay(StopStep),
     // The store refused a flush. The retry is due at this time.
     Rests(Micros),
     Saved,
@@ -88,7 +88,7 @@ pub(super) struct ShardStopping {
 impl ShardStopping {
     /// Starts to stop a shard with these volumes.
     pub(super) fn new(volumes: Vec<VolumeIndex>) -> Self {
-        let phase = StopPhase::Next(Work::Flush);
+        let phase = StopPhase::Next(StopStep::Flush);
         let end = |volume| VolumeEnd { volume, phase, refused: None };
         Self { volumes: volumes.into_iter().map(end).collect() }
     }
@@ -103,10 +103,10 @@ impl ShardStopping {
         };
         end.refused = own.result.err().or(end.refused);
         end.phase = match (work, own.result) {
-            (Work::Flush, Ok(())) => StopPhase::Next(Work::Sync),
-            (Work::Flush, Err(_)) => StopPhase::Rests(now.later(REST_US)),
-            (Work::Sync, Ok(())) => StopPhase::Saved,
-            (Work::Sync, Err(_)) => StopPhase::Lost,
+            (StopStep::Flush, Ok(())) => StopPhase::Next(StopStep::Sync),
+            (StopStep::Flush, Err(_)) => StopPhase::Rests(now.later(REST_US)),
+            (StopStep::Sync, Ok(())) => StopPhase::Saved,
+            (StopStep::Sync, Err(_)) => StopPhase::Lost,
         };
     }
 
@@ -116,16 +116,16 @@ impl ShardStopping {
         &mut self,
         now: Micros,
         is_dirty: impl Fn(VolumeIndex) -> Option<bool>,
-    ) -> Option<(VolumeIndex, Work)> {
+    ) -> Option<(VolumeIndex, StopStep)> {
         self.volumes.retain(|end| {
             matches!(end.phase, StopPhase::UnderWay(_)) || is_dirty(end.volume).is_some()
         });
         self.volumes.iter_mut().find_map(|end| {
             let work = match end.phase {
                 StopPhase::Next(work) => work,
-                StopPhase::Rests(until) if until <= now => Work::Flush,
+                StopPhase::Rests(until) if until <= now => StopStep::Flush,
                 // A late write, without an asker left, made a block dirty.
-                StopPhase::Saved if is_dirty(end.volume) == Some(true) => Work::Flush,
+                StopPhase::Saved if is_dirty(end.volume) == Some(true) => StopStep::Flush,
                 _ => return None,
             };
             end.phase = StopPhase::UnderWay(work);
@@ -177,21 +177,21 @@ mod tests {
         stopping.ended(OwnEnded { volume, result }, now);
     }
 
-    fn begun(stopping: &mut ShardStopping, now: Micros) -> Vec<(VolumeIndex, Work)> {
+    fn begun(stopping: &mut ShardStopping, now: Micros) -> Vec<(VolumeIndex, StopStep)> {
         std::iter::from_fn(|| stopping.next(now, clean)).collect()
     }
 
     #[test]
     fn each_volume_is_flushed_and_synced_regardless_of_the_others() {
         let mut stopping = ShardStopping::new(vec![A, B]);
-        assert_eq!(begun(&mut stopping, START), [(A, Work::Flush), (B, Work::Flush)]);
+        assert_eq!(begun(&mut stopping, START), [(A, StopStep::Flush), (B, StopStep::Flush)]);
         end(&mut stopping, B, Ok(()), START);
-        assert_eq!(begun(&mut stopping, START), [(B, Work::Sync)], "a hangs");
+        assert_eq!(begun(&mut stopping, START), [(B, StopStep::Sync)], "a hangs");
         end(&mut stopping, B, Ok(()), START);
         assert_eq!((begun(&mut stopping, START), stopping.outcome()), (vec![], None));
         assert!(stopping.unsaved().eq([(A, None)]));
         end(&mut stopping, A, Ok(()), START);
-        assert_eq!(begun(&mut stopping, START), [(A, Work::Sync)]);
+        assert_eq!(begun(&mut stopping, START), [(A, StopStep::Sync)]);
         end(&mut stopping, A, Ok(()), START);
         assert_eq!((stopping.outcome(), stopping.unsaved().count()), (Some(true), 0));
     }
@@ -200,7 +200,7 @@ mod tests {
     fn a_refused_flush_is_retried_until_it_succeeds() {
         let (mut stopping, mut now) = (ShardStopping::new(vec![A]), START);
         for _ in 0..100 {
-            assert_eq!(begun(&mut stopping, now), [(A, Work::Flush)]);
+            assert_eq!(begun(&mut stopping, now), [(A, StopStep::Flush)]);
             end(&mut stopping, A, Err(Errno::ENOSPC), now);
             assert!(stopping.unsaved().eq([(A, Some(Errno::ENOSPC))]));
             let at = stopping.looks_at().unwrap();
@@ -208,9 +208,9 @@ mod tests {
             assert_eq!(stopping.outcome(), None, "it is not given up here");
             now = at;
         }
-        assert_eq!(begun(&mut stopping, now), [(A, Work::Flush)]);
+        assert_eq!(begun(&mut stopping, now), [(A, StopStep::Flush)]);
         end(&mut stopping, A, Ok(()), now);
-        assert_eq!(begun(&mut stopping, now), [(A, Work::Sync)]);
+        assert_eq!(begun(&mut stopping, now), [(A, StopStep::Sync)]);
         end(&mut stopping, A, Ok(()), now);
         assert_eq!((stopping.outcome(), stopping.unsaved().count()), (Some(true), 0));
         assert_eq!(stopping.looks_at(), None);
@@ -232,12 +232,12 @@ mod tests {
     #[test]
     fn late_dirty_blocks_are_written_unless_their_volume_is_gone() {
         let mut stopping = ShardStopping::new(vec![A, B]);
-        assert_eq!(stopping.next(START, |v| (v == A).then_some(false)), Some((A, Work::Flush)));
+        assert_eq!(stopping.next(START, |v| (v == A).then_some(false)), Some((A, StopStep::Flush)));
         end(&mut stopping, A, Ok(()), START);
-        assert_eq!(stopping.next(START, clean), Some((A, Work::Sync)));
+        assert_eq!(stopping.next(START, clean), Some((A, StopStep::Sync)));
         end(&mut stopping, A, Ok(()), START);
         assert_eq!(stopping.outcome(), Some(true), "nothing is left of the other one");
-        assert_eq!(stopping.next(START, |_| Some(true)), Some((A, Work::Flush)));
+        assert_eq!(stopping.next(START, |_| Some(true)), Some((A, StopStep::Flush)));
         assert_eq!(stopping.outcome(), None);
         // The volume is abandoned: its flush fails, and no other flush starts.
         end(&mut stopping, A, Err(Errno::ENXIO), START);

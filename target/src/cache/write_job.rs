@@ -2,7 +2,7 @@
 //!
 //! A write lands in slots of its own. Write-through, FUA, and write-back beyond the limit of dirty
 //! blocks: the slots go to the store, then into the index, then the write is acknowledged.
-//! Write-back: the slots go into the index as dirty and the write is acknowledged; `write_back.rs`
+//! Write-back: the slots go into the index as dirty and the write is acknowledged; `write_backs.rs`
 //! writes them to the store later. A write of a part of a block takes the rest from the cached
 //! block; with write-back it reads the rest first if the block is not cached.
 //!
@@ -16,11 +16,11 @@ use super::SLOT_BYTES;
 use super::block_write::BlockWrite;
 use super::core::ShardCore;
 use super::job::JobKind;
-use super::message::PartToken;
 use super::policy::Slot;
+use super::shard_messages::PartToken;
 use super::slots::{Install, Slots};
-use super::span::{BLOCK, Span};
-use super::write_back::WriteBacks;
+use super::span::{BLOCK, CachedSpan};
+use super::write_backs::WriteBacks;
 use crate::cache::memory_queue::MemoryQueue;
 use crate::store::{Op, OpDone, OpKind, Segment, Store};
 use crate::volume::CacheMode;
@@ -302,7 +302,7 @@ fn install_written<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBac
 
 /// Drops the clean blocks of a range after its bytes in the store became unknown. Dirty blocks
 /// stay: they will be written.
-pub(super) fn forget_clean<S: Store>(core: &mut ShardCore<S>, span: &Span) {
+pub(super) fn forget_clean<S: Store>(core: &mut ShardCore<S>, span: &CachedSpan) {
     core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
         if slots.state(slot).is_clean() {
             slots.forget(slot);

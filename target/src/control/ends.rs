@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Control, Departure};
 use crate::cache::Unsaved;
-use crate::data::poll_group::group_thread::Handle;
+use crate::data::poll_group::group_thread::GroupHandle;
 use crate::operate::ask::EndReport;
 use crate::operate::events::{EventKind, Occurrence};
 use crate::operate::status::UnsavedStatus;
@@ -108,7 +108,7 @@ impl Control {
             let name = self.name_of(one.volume).map(|name| name.to_string());
             // Those of all poll groups: the other groups may not have met a refusal yet.
             let of_group =
-                |group: &Handle| Some(group.volume_stats(one.volume)?.snapshot().dirty_bytes);
+                |group: &GroupHandle| Some(group.volume_stats(one.volume)?.snapshot().dirty_bytes);
             let bytes = self.groups.iter().filter_map(of_group).sum::<u64>().max(one.dirty_bytes);
             tracing::error!(
                 volume = name,

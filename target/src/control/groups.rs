@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cache::Unsaved;
-use crate::data::poll_group::group_thread::Handle;
+use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{Notice, ToGroup};
 use crate::volume::ids::{ConnectionId, SessionIndex};
 use crate::volume::limits::Limiter;
@@ -22,7 +22,7 @@ const KEPT_MAX: usize = 4096;
 /// The running poll groups.
 #[derive(Debug)]
 pub(super) struct Groups {
-    handles: Vec<Handle>,
+    handles: Vec<GroupHandle>,
     // Counts admin connections, which go to the poll groups in turn.
     next_admin: usize,
     // By poll group: mail for a full mailbox, in order.
@@ -39,7 +39,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// Poll groups that run, by index.
-    pub(super) fn new(handles: Vec<Handle>) -> Self {
+    pub(super) fn new(handles: Vec<GroupHandle>) -> Self {
         let count = handles.len();
         Self {
             handles,
@@ -59,7 +59,7 @@ impl Groups {
     }
 
     /// All of them, for their counters.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Handle> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &GroupHandle> {
         self.handles.iter()
     }
 
@@ -81,7 +81,7 @@ impl Groups {
     }
 
     /// All of them, to note which volumes they serve.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Handle> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut GroupHandle> {
         self.handles.iter_mut()
     }
 
@@ -237,7 +237,7 @@ mod tests {
     /// A poll group without a thread; its mailbox holds `room` messages.
     fn deaf(room: usize) -> (Groups, Receiver<ToGroup>) {
         let (mail, receiver) = mailbox(room).unwrap();
-        (Groups::new(vec![Handle::without_thread(mail)]), receiver)
+        (Groups::new(vec![GroupHandle::without_thread(mail)]), receiver)
     }
 
     fn notice(number: usize) -> Notice {

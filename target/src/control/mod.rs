@@ -29,23 +29,23 @@ use crate::cache::Unsaved;
 use crate::control::hand_over::HandOver;
 use crate::control::observe::outages::Outages;
 use crate::control::observe::past::PastReport;
-use crate::control::peers::account::{Account, Origin};
+use crate::control::peers::account::{Origin, Payer};
 use crate::control::peers::session::Session;
-use crate::data::poll_group::group_thread::Handle;
+use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
 use crate::memory::demand::FILES_BESIDES;
 use crate::operate::events::{Events, EventsReport};
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
-use crate::record::{News, StateDirectory};
+use crate::record::{RecordOutcome, StateDirectory};
 use crate::store::{Backing, StoreFault, StoreIdentity};
 use crate::volume::Volume;
 use crate::volume::ids::{AdmissionId, SessionIndex, VolumeIndex};
 use crate::volume::notes::VolumeNotes;
 
 use self::core::{
-    Admitted, AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
-    Ticket,
+    Admitted, AuthConfig, Capacity, ConnectRefusal, ConnectionRef, Core, CoreParts, Effect, Hosts,
+    Knock, Ticket,
 };
 use crate::operate::ask::LimitsWish;
 use crate::operate::refusal::Refusal;
@@ -58,13 +58,13 @@ use connect::devices::Devices;
 use connect::file_room::FileRoom;
 use connect::host_places::HostPlaces;
 use connect::making::{Made, Making};
-use connect::registering::Registering;
+use connect::registration::Registering;
 use connect::tally::Tally;
 use ends::{EndReply, Ends, RunEnd};
 use groups::Groups;
-use observe::rates::VolumeRates;
+use observe::place_watch::PlaceWatch;
 use observe::sampling::Sampling;
-use observe::watch::Watch;
+use observe::volume_rates::VolumeRates;
 use peers::peer_lines::PeerLine;
 use persist::Persister;
 use requests::departure::{Departure, Upgrades};
@@ -79,7 +79,7 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// The parameters that a target offers on every connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ConnectionLimits {
     /// Deepest I/O queue.
     pub queue_depth_max: u16,
     /// In-capsule data that receive slots hold.
@@ -167,7 +167,7 @@ struct Description {
     name: Name,
     instance: InstanceId,
     started: Instant,
-    limits: Limits,
+    limits: ConnectionLimits,
     volume_notes: HashMap<String, VolumeNotes>,
     listening: Vec<String>,
     outages: Outages,
@@ -184,7 +184,7 @@ pub(crate) struct Control {
     groups: Groups,
     devices: Devices,
     registering: Registering,
-    registered: mpsc::UnboundedReceiver<connect::registering::Registration>,
+    registered: mpsc::UnboundedReceiver<connect::registration::Registration>,
     making: Making,
     made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
@@ -199,7 +199,7 @@ pub(crate) struct Control {
     events: Events,
     volumes: Volumes,
     settling: SettlesUnderWay,
-    watch: Watch,
+    watch: PlaceWatch,
     // The reading of the files that the hosts in force came from.
     hosts_of: Reading,
     upgrades: Upgrades,
@@ -218,9 +218,9 @@ pub(crate) struct ControlParts {
     /// The directory of the records for the next run.
     pub state: StateDirectory,
     /// The parameters that it offers.
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     /// Running poll groups.
-    pub groups: Vec<Handle>,
+    pub groups: Vec<GroupHandle>,
     /// The region their arenas are cut from.
     pub arena: Arc<Region>,
     /// Zeros, as long as the largest read.
@@ -264,7 +264,7 @@ impl Control {
         let probe = parts.state.probe();
         let (persister, holders) = Persister::open(&mut parts)?;
         let (destroyer, destroyed) = Destroyer::new();
-        let watch = Watch::new(probe, Some("/".into()));
+        let watch = PlaceWatch::new(probe, Some("/".into()));
         let ControlParts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
@@ -605,7 +605,7 @@ impl Control {
         incoming: &Incoming,
         asked: &HelloRequest,
         peer: &str,
-    ) -> Result<Granted, Refused> {
+    ) -> Result<Granted, ConnectRefusal> {
         let Description { limits, instance, .. } = self.description;
         let house = House { limits, instance, requires_proof: self.core.requires_proof() };
         let device = incoming.device();
@@ -637,7 +637,7 @@ impl Control {
                 true => self.shares.take_for_stranger(admitted.id, cq, whose, entries, capacity),
                 false => self.shares.take(admitted.id, cq, whose, entries, capacity),
             };
-            taken.map_err(Refused::from)?;
+            taken.map_err(ConnectRefusal::from)?;
             let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
@@ -677,10 +677,10 @@ impl Control {
 
     /// The account for the CQ entries of a new connection: the address that it comes from, as long
     /// as it has not proven its session.
-    fn payer(&self, admitted: &Admitted, peer: &str) -> Account {
+    fn payer(&self, admitted: &Admitted, peer: &str) -> Payer {
         let session = self.core.sessions().get(admitted.session);
         let account = session.filter(|_| admitted.secret.is_none()).map(|s| s.account.clone());
-        account.unwrap_or_else(|| Account::Origin(Origin::of(peer)))
+        account.unwrap_or_else(|| Payer::Origin(Origin::of(peer)))
     }
 
     /// Tells the poll groups the host of a session that begins or comes back.
@@ -859,12 +859,12 @@ impl Control {
     }
 
     /// The outcome of a write to the records for the next run.
-    fn on_record(&mut self, news: News) {
+    fn on_record(&mut self, news: RecordOutcome) {
         match news {
-            News::Holder(ticket, result) => self.core.persisted(Ticket(ticket), result),
-            News::Serve(ticket, result) => self.on_served(StepTicket(ticket), result),
-            News::Lower(ticket, result) => self.on_lowered(StepTicket(ticket), result),
-            News::Loss(volume, noted) => {
+            RecordOutcome::Holder(ticket, result) => self.core.persisted(Ticket(ticket), result),
+            RecordOutcome::Serve(ticket, result) => self.on_served(StepTicket(ticket), result),
+            RecordOutcome::Lower(ticket, result) => self.on_lowered(StepTicket(ticket), result),
+            RecordOutcome::Loss(volume, noted) => {
                 if self.losses.ended(&volume, noted) {
                     self.note_loss(volume);
                 }

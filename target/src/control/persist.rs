@@ -12,7 +12,9 @@ use tokio::sync::mpsc;
 use super::ControlParts;
 use super::core::Ticket;
 use crate::record::holders::{HolderRecord, Holders, ServedFrom, VolumeUuid};
-use crate::record::{AtRisk, Keeping, News, RecordWriter, Records, ServedVolume, StateDirectory};
+use crate::record::{
+    AtRisk, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume, StateDirectory,
+};
 use crate::store::StoreIdentity;
 use crate::volume::Placement;
 
@@ -23,7 +25,7 @@ pub(super) struct Persister {
     writer: RecordWriter,
     // Until the run begins, with the volumes that it will serve.
     loaded: Option<(Records, Vec<ServedVolume>)>,
-    news: mpsc::UnboundedReceiver<News>,
+    news: mpsc::UnboundedReceiver<RecordOutcome>,
 }
 
 impl Persister {
@@ -138,7 +140,7 @@ impl Persister {
     }
 
     /// The next outcome. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<News> {
+    pub(super) async fn next(&mut self) -> Option<RecordOutcome> {
         self.news.recv().await
     }
 

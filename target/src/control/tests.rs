@@ -59,7 +59,7 @@ fn control_over(
 
 fn control_of(
     state: StateDirectory,
-    groups: Vec<Handle>,
+    groups: Vec<GroupHandle>,
     stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
 ) -> anyhow::Result<Control> {
     let region = || Region::allocate(4096, PageKind::Normal).unwrap();
@@ -67,7 +67,7 @@ fn control_of(
         name: Name::new("t").unwrap(),
         instance: InstanceId([9; 16]),
         state,
-        limits: Limits {
+        limits: ConnectionLimits {
             queue_depth_max: 16,
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
@@ -173,9 +173,9 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
 }
 
 /// Poll groups that have ended: control sends them mail, and no thread takes it.
-fn ended_groups() -> Vec<Handle> {
+fn ended_groups() -> Vec<GroupHandle> {
     let peers = Peers::connect(2).unwrap().into_iter().enumerate();
-    let mut groups: Vec<Handle> = peers
+    let mut groups: Vec<GroupHandle> = peers
         .map(|(index, peers)| {
             let arena = Region::allocate(1 << 20, PageKind::Normal).unwrap();
             let store = UringStore::new(Arc::clone(&arena), &UringOptions::default()).unwrap();
@@ -199,7 +199,7 @@ fn ended_groups() -> Vec<Handle> {
             handle
         })
         .collect();
-    groups.iter_mut().for_each(Handle::join);
+    groups.iter_mut().for_each(GroupHandle::join);
     groups
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Control;
 use super::core::VolumeOrder;
-use crate::data::poll_group::{Step, StepTicket, ToGroup};
+use crate::data::poll_group::{StepTicket, ToGroup, VolumeStep};
 use crate::operate::ask::{LimitsWish, Wish};
 use crate::operate::events::{EventKind, Occurrence};
 use crate::pool::opening::OpenedVolume;
@@ -442,26 +442,28 @@ impl Control {
     }
 
     /// Carries out a step of the change under way.
-    pub(super) fn begin_step(&mut self, step: Step) {
+    pub(super) fn begin_step(&mut self, step: VolumeStep) {
         self.volumes.ticket += 1;
         let ticket = StepTicket(self.volumes.ticket);
         let Some(volume) = self.core.altered().map(Arc::clone) else { return };
         match step {
-            Step::Record => return self.begin_record(ticket, &volume),
-            Step::Lower => return self.begin_lower(ticket, &volume),
-            Step::Store => return self.begin_store_work(ticket, &volume),
-            Step::CutBack => return self.begin_cut_back(ticket, &volume),
-            Step::Probe | Step::Clone => return self.begin_clone(ticket, &volume, step),
+            VolumeStep::Record => return self.begin_record(ticket, &volume),
+            VolumeStep::Lower => return self.begin_lower(ticket, &volume),
+            VolumeStep::Store => return self.begin_store_work(ticket, &volume),
+            VolumeStep::CutBack => return self.begin_cut_back(ticket, &volume),
+            VolumeStep::Probe | VolumeStep::Clone => {
+                return self.begin_clone(ticket, &volume, step);
+            }
             _ => {}
         }
         let groups = self.groups.len();
         if let Some(underway) = &mut self.volumes.underway {
             (underway.waiting, underway.failure) = (groups, None);
         }
-        if step == Step::Add {
+        if step == VolumeStep::Add {
             return self.begin_add(ticket, &volume);
         }
-        if matches!(step, Step::Drop | Step::Abandon) {
+        if matches!(step, VolumeStep::Drop | VolumeStep::Abandon) {
             self.devices.remove_volume(volume.index);
         }
         for group in 0..groups {
@@ -600,13 +602,13 @@ impl Control {
     }
 
     /// Clones the file of a volume, or tests whether that can be done.
-    fn begin_clone(&self, ticket: StepTicket, volume: &Volume, step: Step) {
+    fn begin_clone(&self, ticket: StepTicket, volume: &Volume, step: VolumeStep) {
         let (done, backing) =
             (self.volumes.done.0.clone(), self.volumes.backings.get(&volume.index).cloned());
         let clone = self.volumes.underway.as_ref().and_then(|underway| underway.plan.clone.clone());
         tokio::task::spawn_blocking(move || {
             let result = match (clone, backing) {
-                (Some(clone), Some(backing)) if step == Step::Probe => clone.probe(&backing),
+                (Some(clone), Some(backing)) if step == VolumeStep::Probe => clone.probe(&backing),
                 (Some(clone), Some(backing)) => clone.share_all(&backing),
                 _ => Ok(()),
             };
@@ -640,7 +642,7 @@ impl Control {
         let Some(underway) = &mut self.volumes.underway else { return };
         self.volumes.given_up.get_or_insert_with(|| underway.plan.name.clone());
         let index = underway.before.as_ref().map(|volume| volume.index);
-        let dirty = |handle: &crate::data::poll_group::group_thread::Handle| {
+        let dirty = |handle: &crate::data::poll_group::group_thread::GroupHandle| {
             handle.volume_stats(index?).map(|stats| stats.snapshot().dirty_bytes)
         };
         let bytes: u64 = self.groups.iter().filter_map(dirty).sum();
@@ -777,7 +779,7 @@ pub(super) fn anew(name: &str) -> String {
 
 /// Other values for a volume. What is absent stays.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct VolumeWish {
+pub(crate) struct VolumeEdit {
     pub read_only: Option<bool>,
     pub cache: Option<CacheMode>,
     pub read_ahead: Option<ByteSize>,
@@ -786,7 +788,7 @@ pub(crate) struct VolumeWish {
     pub limits: LimitsWish,
 }
 
-impl VolumeWish {
+impl VolumeEdit {
     /// The volume with these values.
     pub(crate) fn on(self, config: &VolumeConfig) -> VolumeConfig {
         let mut config = config.clone().with_limits(self.limits.on(config.limits()));

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::control::ToControl;
 use crate::control::requests::reconfigure::everything;
 use crate::control::requests::reread::Reread;
-use crate::daemon::signals::Signals;
+use crate::daemon::process_signals::Signals;
 
 /// Reloads the configuration at each SIGHUP. The log has the outcome.
 pub(crate) async fn reload(

@@ -3,5 +3,5 @@
 mod accept;
 mod hang_up;
 pub mod http;
+pub mod process_signals;
 pub mod serve;
-pub mod signals;

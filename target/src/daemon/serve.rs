@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::cache::{Shard, ShardOptions};
 use crate::control::connect::devices::may_serve;
-use crate::control::connect::registering::busy;
+use crate::control::connect::registration::busy;
 use crate::control::core::{AuthConfig, Capacity, Hosts};
 use crate::control::ends::RunEnd;
 use crate::control::hand_over::{
@@ -35,12 +35,12 @@ use crate::control::observe::outages::Outages;
 use crate::control::requests::control_socket::{ControlSocket, SocketFile};
 use crate::control::requests::departure::Departure;
 use crate::control::requests::reread::Reread;
-use crate::control::{Control, ControlParts, Limits, ToControl};
+use crate::control::{ConnectionLimits, Control, ControlParts, ToControl};
 use crate::daemon::accept::{Missing, accept};
 use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
-use crate::daemon::signals::{RELOADS, Signals, StopOrdered, Stops};
-use crate::data::poll_group::group_thread::{Handle, Tuning};
+use crate::daemon::process_signals::{RELOADS, Signals, StopOrdered, Stops};
+use crate::data::poll_group::group_thread::{GroupHandle, Tuning};
 use crate::data::poll_group::peers::Peers;
 use crate::data::poll_group::{FromGroup, group_thread};
 use crate::memory::arena::Arena;
@@ -75,7 +75,7 @@ fn spin_mode(spin: Spin) -> SpinMode {
 }
 
 /// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. The
-/// caller holds these signals ([`hold`](crate::daemon::signals::hold)). `reread` reads the
+/// caller holds these signals ([`hold`](crate::daemon::process_signals::hold)). `reread` reads the
 /// configuration again, for a reload. `has_file`: it is not of flags alone. `inherited`: the
 /// inheritance from the program that this one took over from; taken when this one is ready.
 ///
@@ -540,7 +540,7 @@ fn start_poll_groups(
     arena: &Arc<Region>,
     opened: &[OpenedVolume],
     outbox: &mpsc::UnboundedSender<FromGroup>,
-) -> anyhow::Result<Vec<Handle>> {
+) -> anyhow::Result<Vec<GroupHandle>> {
     let io_max = u32::try_from(config.max_io.0).context("max_io")?;
     let extent_max = io_max.max(crate::memory::arena::MIN_EXTENT_BYTES);
     let mut seed = [0; 8];
@@ -606,7 +606,7 @@ fn parts(
     config: &TargetConfig,
     name: Name,
     state: StateDirectory,
-    groups: Vec<Handle>,
+    groups: Vec<GroupHandle>,
     arena: Arc<Region>,
     opened: Vec<OpenedVolume>,
 ) -> anyhow::Result<ControlParts> {
@@ -625,7 +625,7 @@ fn parts(
         name,
         instance: InstanceId(instance),
         state,
-        limits: Limits {
+        limits: ConnectionLimits {
             queue_depth_max: config.queue_depth_max,
             in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
             io_max_bytes,

@@ -2,7 +2,7 @@
 
 pub mod connection;
 pub mod group_stats;
-mod part;
+mod parts;
 pub mod poll_group;
 pub mod read_ahead;
 mod request;

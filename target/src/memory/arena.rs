@@ -447,15 +447,15 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum ArenaStep {
         Allocate(usize),
         Release(prop::sample::Index),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = ArenaStep> {
         prop_oneof![
-            3 => (0..=18u32, 0..4096usize).prop_map(|(shift, more)| Step::Allocate((1 << shift) + more)),
-            2 => any::<prop::sample::Index>().prop_map(Step::Release),
+            3 => (0..=18u32, 0..4096usize).prop_map(|(shift, more)| ArenaStep::Allocate((1 << shift) + more)),
+            2 => any::<prop::sample::Index>().prop_map(ArenaStep::Release),
         ]
     }
 
@@ -473,7 +473,7 @@ mod tests {
             let mut held = Vec::new();
             for step in steps {
                 match step {
-                    Step::Allocate(bytes) => {
+                    ArenaStep::Allocate(bytes) => {
                         let len = u32::try_from(bytes.next_power_of_two()).unwrap().max(MIN_EXTENT_BYTES);
                         let possible = len <= largest && hole_exists(&taken, capacity, len);
                         let extent = arena.allocate(bytes);
@@ -488,7 +488,7 @@ mod tests {
                             held.push(extent);
                         }
                     }
-                    Step::Release(index) => {
+                    ArenaStep::Release(index) => {
                         if !held.is_empty() {
                             let extent = held.swap_remove(index.index(held.len()));
                             taken.remove(&extent.offset());

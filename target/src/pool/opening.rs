@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::image::Contradiction;
-use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_config::{BackingConfig, DirectIo, TargetConfig, VolumeConfig};
 use rblk_fabric::{PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::{BlockCount, BlockSize, Name};
@@ -108,8 +108,9 @@ pub(crate) fn open_right_ones(
 ) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
     let (mut opened, mut away) = (Vec::new(), Vec::new());
     for volume in &config.volumes {
-        let source =
-            left.remove(&volume.name).map_or(Source::Path(LockWait::ForLocks), Source::Left);
+        let source = left
+            .remove(&volume.name)
+            .map_or(StoreSource::Path(LockWait::ForLocks), StoreSource::Left);
         match open_from(opened.len(), volume, target, source) {
             Ok(volume) => opened.push(volume),
             Err(error) if error.is::<WrongSize>() => away.push((volume, error)),
@@ -157,14 +158,14 @@ pub(crate) enum LockWait {
 
 /// The source of a store.
 #[derive(Debug)]
-enum Source {
+enum StoreSource {
     /// A path to open.
     Path(LockWait),
     /// A store that is left open.
     Left(LeftOpen),
 }
 
-impl Source {
+impl StoreSource {
     fn open(
         self,
         config: &VolumeConfig,
@@ -197,20 +198,20 @@ pub(crate) fn open_volume(
     target: &Name,
     wait: LockWait,
 ) -> anyhow::Result<OpenedVolume> {
-    open_from(index, config, target, Source::Path(wait))
+    open_from(index, config, target, StoreSource::Path(wait))
 }
 
 fn open_from(
     index: usize,
     config: &VolumeConfig,
     target: &Name,
-    source: Source,
+    source: StoreSource,
 ) -> anyhow::Result<OpenedVolume> {
     let mut volume = empty(index, config, target)?;
     let mut notes = VolumeNotes::default();
     let (mut backing, mut contradiction) = (None, None);
     // A store that goes on was examined when it was opened.
-    let is_new = matches!(source, Source::Path(_));
+    let is_new = matches!(source, StoreSource::Path(_));
     match config.backing()? {
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
             let opened = open_store(config, path, direct, size.map(|size| size.0), source)?;
@@ -297,7 +298,7 @@ fn open_store(
     path: &Path,
     direct: DirectIo,
     size: Option<u64>,
-    source: Source,
+    source: StoreSource,
 ) -> anyhow::Result<Backing> {
     let options = OpenOptions {
         read_only: config.read_only,

@@ -18,7 +18,7 @@ use nix::fcntl::{Flock, FlockArg};
 use rblk_protocol::Name;
 
 use super::former::Former;
-use super::keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
+use super::keeper::{KeepError, Keeper, KeeperContent, Keepers, Place, Revision};
 use super::{AtRisk, VolumeRecord, text};
 use crate::record::durable;
 use crate::record::holders::VolumeUuid;
@@ -287,36 +287,39 @@ struct RecordFile {
 }
 
 impl RecordFile {
-    fn read_one(&self, path: &Path) -> io::Result<Found> {
-        let Some(text) = durable::read(path, text::TEXT_MAX)? else { return Ok(Found::Nothing) };
+    fn read_one(&self, path: &Path) -> io::Result<KeeperContent> {
+        let Some(text) = durable::read(path, text::TEXT_MAX)? else {
+            return Ok(KeeperContent::Nothing);
+        };
         Ok(match text::parse(&text) {
             Ok((record, _)) if record.volume() != self.volume => {
-                Found::Garbage("it is the record of another volume".to_owned())
+                KeeperContent::Garbage("it is the record of another volume".to_owned())
             }
-            Ok((record, revision)) => Found::Record(record, revision),
-            Err(error) => Found::Garbage(error),
+            Ok((record, revision)) => KeeperContent::Record(record, revision),
+            Err(error) => KeeperContent::Garbage(error),
         })
     }
 }
 
 impl Keeper for RecordFile {
-    fn read(&self) -> io::Result<Found> {
+    fn read(&self) -> io::Result<KeeperContent> {
         let found = self.read_one(&self.path)?;
         let renounced = self.read_one(&self.renounced)?;
         // A crash may have left both. The last one written is the newer one, and neither vouches
         // for anything.
         Ok(match (found, renounced) {
-            (found, Found::Nothing) => found,
-            (Found::Record(mut record, revision), _) | (_, Found::Record(mut record, revision)) => {
+            (found, KeeperContent::Nothing) => found,
+            (KeeperContent::Record(mut record, revision), _)
+            | (_, KeeperContent::Record(mut record, revision)) => {
                 record.renounce();
-                Found::Record(record, revision)
+                KeeperContent::Record(record, revision)
             }
             (_, garbage) => garbage,
         })
     }
 
     fn replace(&self, record: &VolumeRecord, expected: Revision) -> Result<Revision, KeepError> {
-        if let Found::Record(_, found) = self.read()?
+        if let KeeperContent::Record(_, found) = self.read()?
             && found != expected
         {
             return Err(KeepError::Conflict { found, expected });
@@ -380,9 +383,9 @@ mod tests {
         let Keeping { is_kept, was_used, is_forgetful, .. } = directory.keeping();
         assert!(is_kept && !was_used && !is_forgetful);
         let keeper = ours(&directory);
-        assert_eq!(keeper.read().unwrap(), Found::Nothing);
+        assert_eq!(keeper.read().unwrap(), KeeperContent::Nothing);
         let first = keeper.replace(&record(), Revision::NONE).unwrap();
-        assert_eq!(keeper.read().unwrap(), Found::Record(record(), first));
+        assert_eq!(keeper.read().unwrap(), KeeperContent::Record(record(), first));
         let second = keeper.replace(&record(), first).unwrap();
         assert!(second > first);
         let error = keeper.replace(&record(), first).unwrap_err();
@@ -393,7 +396,7 @@ mod tests {
         drop((keeper, directory));
         let again = open(dir.path());
         assert!(again.keeping().was_used);
-        assert_eq!(ours(&again).read().unwrap(), Found::Record(record(), third));
+        assert_eq!(ours(&again).read().unwrap(), KeeperContent::Record(record(), third));
     }
 
     #[test]
@@ -404,7 +407,7 @@ mod tests {
         let second = open(dir.path());
         assert!(!second.keeping().is_kept);
         let Place::Foreign(keeper) = second.of(&V) else { panic!("{second:?}") };
-        assert!(matches!(keeper.read().unwrap(), Found::Record(..)));
+        assert!(matches!(keeper.read().unwrap(), KeeperContent::Record(..)));
     }
 
     #[test]
@@ -415,7 +418,7 @@ mod tests {
         let first = keeper.replace(&record(), Revision::NONE).unwrap();
         keeper.renounce().unwrap();
         let renounced = || match keeper.read().unwrap() {
-            Found::Record(record, revision) => (record.verifier(), revision),
+            KeeperContent::Record(record, revision) => (record.verifier(), revision),
             other => panic!("{other:?}"),
         };
         assert_eq!(renounced(), (None, first));
@@ -423,7 +426,7 @@ mod tests {
         // A crash between the new record and the removal of the renounced one.
         let old = fs::read(dir.path().join(format!("t.{}.renounced", text::to_hex(V)))).unwrap();
         let second = keeper.replace(&record(), first).unwrap();
-        assert_eq!(keeper.read().unwrap(), Found::Record(record(), second));
+        assert_eq!(keeper.read().unwrap(), KeeperContent::Record(record(), second));
         fs::write(dir.path().join(format!("t.{}.renounced", text::to_hex(V))), old).unwrap();
         assert_eq!(renounced(), (None, second));
         let nothing = ours(&open(&dir.path().join("other")));
@@ -436,11 +439,11 @@ mod tests {
         let directory = open(dir.path());
         let keeper = ours(&directory);
         fs::write(keeper.place(), "{").unwrap();
-        assert!(matches!(keeper.read().unwrap(), Found::Garbage(_)));
+        assert!(matches!(keeper.read().unwrap(), KeeperContent::Garbage(_)));
         let mut other = VolumeRecord::new([8; 16]);
         other.vouch_anew(WriteVerifier([1; 16]));
         fs::write(keeper.place(), text::text_of(&other, Revision(1)).unwrap()).unwrap();
-        assert!(matches!(keeper.read().unwrap(), Found::Garbage(_)));
+        assert!(matches!(keeper.read().unwrap(), KeeperContent::Garbage(_)));
         fs::remove_file(keeper.place()).unwrap();
         fs::create_dir(keeper.place()).unwrap();
         assert_eq!(keeper.read().unwrap_err().kind(), io::ErrorKind::IsADirectory);

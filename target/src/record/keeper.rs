@@ -27,7 +27,7 @@ impl Revision {
 /// The content of a keeper.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, when a volume is opened")]
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Found {
+pub enum KeeperContent {
     /// No record was ever kept there, as far as can be seen.
     Nothing,
     /// A record, and its revision.
@@ -61,7 +61,7 @@ pub trait Keeper: fmt::Debug + Send {
     /// # Errors
     /// The record cannot be read now. Its content is unknown, and must be neither ignored nor
     /// replaced.
-    fn read(&self) -> io::Result<Found>;
+    fn read(&self) -> io::Result<KeeperContent>;
 
     /// Replaces the record durably, as a whole, if it still has the revision `expected`. Returns
     /// the new revision. A record that vanished meanwhile is written again.

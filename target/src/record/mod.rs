@@ -27,7 +27,7 @@ mod directory;
 pub(crate) mod durable;
 pub(crate) mod former;
 #[cfg(feature = "fuzzing")]
-pub mod fuzzing;
+pub mod fuzzed_parsers;
 pub mod holders;
 mod keeper;
 pub(crate) mod losses;
@@ -45,9 +45,9 @@ use crate::store::StoreIdentity;
 use crate::volume::{CacheMode, Volume};
 
 pub use directory::{Keeping, StateDirectory};
-pub use keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
+pub use keeper::{KeepError, Keeper, KeeperContent, Keepers, Place, Revision};
 pub use records::{Fresh, Records, ServedVolume};
-pub(crate) use writer::{News, RecordWriter};
+pub(crate) use writer::{RecordOutcome, RecordWriter};
 
 /// The place of acknowledged writes that are not in the store durably.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use std::thread::Builder;
 use anyhow::Context;
 use rblk_protocol::{Mutation, Name, WriteVerifier};
 
-use super::keeper::{Found, KeepError, Keepers, Place, Revision};
+use super::keeper::{KeepError, KeeperContent, Keepers, Place, Revision};
 use super::{AtRisk, Before, BootId, VolumeRecord};
 use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
@@ -157,16 +157,16 @@ impl Records {
                     served.name
                 )
             })?,
-            Place::Nothing => Found::Nothing,
+            Place::Nothing => KeeperContent::Nothing,
         };
-        let is_new = found == Found::Nothing;
+        let is_new = found == KeeperContent::Nothing;
         let former = self.keepers.former(&volume, served.risk);
         let (record, revision, kept) = match found {
-            Found::Record(record, revision) => match former {
+            KeeperContent::Record(record, revision) => match former {
                 Some(former) => (outdated(&record, &former, served.name), revision, Some(record)),
                 None => (record.clone(), revision, Some(record)),
             },
-            Found::Garbage(error) => {
+            KeeperContent::Garbage(error) => {
                 let (Place::Ours(keeper) | Place::Foreign(keeper)) = &place else {
                     unreachable!("a place without a keeper has nothing")
                 };
@@ -177,7 +177,7 @@ impl Records {
                 );
                 (VolumeRecord::new(volume), Revision::NONE, None)
             }
-            Found::Nothing => {
+            KeeperContent::Nothing => {
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
@@ -320,7 +320,7 @@ impl Records {
         for volume in others.iter().filter(|volume| !self.entries.contains_key(*volume)) {
             let Place::Ours(keeper) = self.keepers.of(volume) else { return };
             let converted = match (keeper.read(), self.keepers.former(volume, None)) {
-                (Ok(Found::Nothing), Some(record)) => {
+                (Ok(KeeperContent::Nothing), Some(record)) => {
                     keeper.replace(&record, Revision::NONE).map(drop).map_err(|e| e.to_string())
                 }
                 (Ok(_), _) => Ok(()),
@@ -397,9 +397,9 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> RecordEntry {
         Place::Nothing => None,
     };
     let (kept, revision) = match kept {
-        Some(Found::Record(kept, found)) if found == revision => (Some(kept), found),
+        Some(KeeperContent::Record(kept, found)) if found == revision => (Some(kept), found),
         // A user put an older one back.
-        Some(Found::Record(_, found)) if found < revision => (None, found),
+        Some(KeeperContent::Record(_, found)) if found < revision => (None, found),
         _ => (None, revision),
     };
     RecordEntry { record, place, revision, kept, is_new: false, is_ours: false, before: None }
@@ -434,7 +434,7 @@ impl RecordEntry {
             let written = keeper.replace(&self.record, self.revision);
             // After a failure the kept record is unknown.
             self.kept = None;
-            if let (Err(KeepError::Io(_)), Ok(Found::Record(record, revision))) =
+            if let (Err(KeepError::Io(_)), Ok(KeeperContent::Record(record, revision))) =
                 (&written, keeper.read())
                 && record == self.record
             {
@@ -458,14 +458,18 @@ impl RecordEntry {
         let (Place::Ours(keeper), Some(kept)) = (&self.place, &self.kept) else { return Ok(()) };
         let place = keeper.place();
         match keeper.read() {
-            Ok(Found::Record(record, revision)) if record == *kept && revision == self.revision => {
+            Ok(KeeperContent::Record(record, revision))
+                if record == *kept && revision == self.revision =>
+            {
                 Ok(())
             }
-            Ok(Found::Record(..)) => Err(format!(
+            Ok(KeeperContent::Record(..)) => Err(format!(
                 "{place} (state_dir) is not what this target wrote: another program wrote it"
             )),
-            Ok(Found::Nothing) => Err(format!("{place} (state_dir) is gone")),
-            Ok(Found::Garbage(error)) => Err(format!("{place} (state_dir) is damaged: {error}")),
+            Ok(KeeperContent::Nothing) => Err(format!("{place} (state_dir) is gone")),
+            Ok(KeeperContent::Garbage(error)) => {
+                Err(format!("{place} (state_dir) is damaged: {error}"))
+            }
             Err(error) => Err(format!("cannot read {place} (state_dir): {error}")),
         }
     }

@@ -17,7 +17,7 @@ pub(crate) const TEXT_MAX: u64 = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct RecordText {
     version: u32,
     revision: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ impl HolderText {
 /// # Errors
 /// The record cannot be put into words; that is a bug.
 pub(crate) fn text_of(record: &VolumeRecord, revision: Revision) -> io::Result<Vec<u8>> {
-    let text = Text {
+    let text = RecordText {
         version: FORM,
         revision: revision.0,
         name: record.name.map(|name| name.to_string()),
@@ -107,7 +107,7 @@ pub(crate) fn text_of(record: &VolumeRecord, revision: Revision) -> io::Result<V
 /// # Errors
 /// Why the text is no record, for people.
 pub(crate) fn parse(text: &[u8]) -> Result<(VolumeRecord, Revision), String> {
-    let text: Text = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let text: RecordText = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if text.version != FORM {
         return Err(format!("it has form {}, and this version reads form {FORM}", text.version));
     }

@@ -17,7 +17,7 @@ use crate::store::StoreIdentity;
 
 /// The outcomes of changes, in the order of the changes.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum RecordOutcome {
     /// The holder of this number is durable, or may not be.
     Holder(u64, Result<(), String>),
     /// The volume of the step of this number may be served: its record; or why not.
@@ -30,7 +30,7 @@ pub(crate) enum News {
 }
 
 /// Takes the news.
-pub(crate) type Tell = Box<dyn Fn(News) + Send>;
+pub(crate) type Tell = Box<dyn Fn(RecordOutcome) + Send>;
 
 #[derive(Debug)]
 enum Change {
@@ -144,12 +144,12 @@ struct Batch {
     changed: BTreeSet<VolumeUuid>,
     lost: BTreeSet<VolumeUuid>,
     // The news to send when all is written, and their volumes.
-    news: Vec<(VolumeUuid, Pending)>,
+    news: Vec<(VolumeUuid, PendingOutcome)>,
     comparing: Vec<Sender<Result<(), String>>>,
 }
 
 #[derive(Debug)]
-enum Pending {
+enum PendingOutcome {
     Holder(u64),
     Lower(u64),
     Serve(u64, Result<(), String>),
@@ -161,7 +161,7 @@ impl Batch {
             Change::Begin(_) => debug_assert!(false, "it began"),
             Change::Holder(number, holder) => {
                 self.changed.insert(holder.volume);
-                self.news.push((holder.volume, Pending::Holder(number)));
+                self.news.push((holder.volume, PendingOutcome::Holder(number)));
                 records.set_holder(holder);
             }
             Change::Store(volume, store) => {
@@ -175,7 +175,7 @@ impl Batch {
                     records.put_at_risk(&served);
                     self.changed.insert(volume);
                 }
-                self.news.push((volume, Pending::Serve(number, loaded.map(drop))));
+                self.news.push((volume, PendingOutcome::Serve(number, loaded.map(drop))));
             }
             Change::TakeBack(volume) => {
                 self.changed.insert(volume);
@@ -183,7 +183,7 @@ impl Batch {
             }
             Change::Lower(number, volume, risk) => {
                 self.changed.insert(volume);
-                self.news.push((volume, Pending::Lower(number)));
+                self.news.push((volume, PendingOutcome::Lower(number)));
                 records.lower_risk(&volume, risk);
             }
             Change::Lose(volume) => {
@@ -197,7 +197,7 @@ impl Batch {
     fn end(self, records: &mut Records, tell: &Tell) {
         // Losses first: replies of flushes wait for them.
         for volume in &self.lost {
-            tell(News::Loss(*volume, records.write_loss(volume)));
+            tell(RecordOutcome::Loss(*volume, records.write_loss(volume)));
         }
         let failed = records.write(&self.changed);
         for (volume, error) in &failed {
@@ -208,11 +208,12 @@ impl Batch {
         for (volume, pending) in self.news {
             let result = failed.get(&volume).cloned().map_or(Ok(()), Err);
             tell(match pending {
-                Pending::Holder(number) => News::Holder(number, result),
-                Pending::Lower(number) => News::Lower(number, result),
-                Pending::Serve(number, loaded) => {
-                    News::Serve(number, loaded.and(result).and_then(|()| of(records, &volume)))
-                }
+                PendingOutcome::Holder(number) => RecordOutcome::Holder(number, result),
+                PendingOutcome::Lower(number) => RecordOutcome::Lower(number, result),
+                PendingOutcome::Serve(number, loaded) => RecordOutcome::Serve(
+                    number,
+                    loaded.and(result).and_then(|()| of(records, &volume)),
+                ),
             });
         }
         for reply in self.comparing {

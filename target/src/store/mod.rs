@@ -60,8 +60,8 @@ pub use store_identity::StoreIdentity;
 pub(crate) use sync::SyncStore;
 pub use syncs::Losses;
 pub use uring::{
-    Counters, MAX_CAPACITY, MAX_WATCHES, UringOptions, UringStore, Wait, Warning, WatchSet,
-    WatchToken,
+    Counters, FdToken, MAX_CAPACITY, MAX_WATCHES, TurnSleep, UringOptions, UringStore, Warning,
+    WatchSet,
 };
 
 /// Most segments of one op.

@@ -159,7 +159,7 @@ impl Syncs {
 
 // The first failed sync.
 #[derive(Clone, Copy, Debug)]
-struct Loss {
+struct SyncLoss {
     at: SyncNumber,
     errno: Errno,
     noted: bool,
@@ -177,7 +177,7 @@ struct Order<D> {
     // Syncs started and ended; they differ by one while a sync runs.
     begun: u64,
     ended: u64,
-    loss: Option<Loss>,
+    loss: Option<SyncLoss>,
     losses: Losses,
     waiting: Vec<(SyncNumber, D)>,
 }
@@ -215,7 +215,7 @@ impl<D: Clone + PartialEq> Order<D> {
         if let (Err(errno), None) = (result, self.loss) {
             is_loss = true;
             let noted = self.losses == Losses::ToldAtOnce;
-            self.loss = Some(Loss { at: SyncNumber(self.ended), errno, noted });
+            self.loss = Some(SyncLoss { at: SyncNumber(self.ended), errno, noted });
         }
         let next = SyncNumber(self.ended + 1);
         // The store that ended this sync looks at its own flushes, and so starts the next sync.
@@ -354,7 +354,7 @@ mod tests {
     }
 
     // One flush: its store, its number, its answer, and the number of earlier flushes.
-    struct Flush {
+    struct FlushCase {
         door: usize,
         number: SyncNumber,
         told: Option<Result<(), Errno>>,
@@ -366,7 +366,7 @@ mod tests {
     // when they end a sync.
     struct World {
         order: Order<usize>,
-        flushes: Vec<Flush>,
+        flushes: Vec<FlushCase>,
         rung: [bool; 3],
         // For each ended sync, whether it failed; and the number of flushes that had come when the
         // running sync started.
@@ -440,7 +440,7 @@ mod tests {
                 match what {
                     0..3 => {
                         let (number, came) = (world.order.join(), world.flushes.len());
-                        world.flushes.push(Flush { door, number, told: None, runs: false, came });
+                        world.flushes.push(FlushCase { door, number, told: None, runs: false, came });
                         world.look(door);
                     }
                     3 => world.end(true),

@@ -26,7 +26,7 @@ impl Spent {
 
 /// The recording state of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Course {
+enum TimingState {
     /// The command waits for nothing, or was answered.
     #[default]
     None,
@@ -42,7 +42,7 @@ pub(crate) struct Timing {
     found: Micros,
     queue: BinnedUs,
     spent: Spent,
-    course: Course,
+    course: TimingState,
     // Waits, if the command recorded any.
     noted: Noted,
 }
@@ -74,19 +74,19 @@ impl Timing {
     /// Whether the command has started and waits for its answer.
     #[inline(always)]
     pub(crate) fn has_begun(&self) -> bool {
-        self.course != Course::None
+        self.course != TimingState::None
     }
 
     /// The command was found in this turn, after at most `queue` in the CQ, and must wait.
     #[inline(always)]
     pub(crate) fn begin(&mut self, now: Micros, queue: BinnedUs) {
         (self.found, self.queue) = (now, queue);
-        (self.spent, self.course) = (Spent::default(), Course::Plain);
+        (self.spent, self.course) = (Spent::default(), TimingState::Plain);
     }
 
     fn noted(&mut self) -> &mut Noted {
-        if self.course == Course::Plain {
-            (self.course, self.noted) = (Course::Noted, Noted::default());
+        if self.course == TimingState::Plain {
+            (self.course, self.noted) = (TimingState::Noted, Noted::default());
         }
         &mut self.noted
     }
@@ -129,10 +129,10 @@ impl Timing {
     /// Returns its time in the CQ. `None` changes nothing.
     #[inline(always)]
     pub(crate) fn end_in_its_turn(&mut self, now: Micros) -> Option<BinnedUs> {
-        if self.course != Course::Plain || self.found != now {
+        if self.course != TimingState::Plain || self.found != now {
             return None;
         }
-        self.course = Course::None;
+        self.course = TimingState::None;
         Some(self.queue)
     }
 
@@ -140,10 +140,10 @@ impl Timing {
     #[inline(always)]
     pub(crate) fn end(&mut self, now: Micros) -> Option<Took> {
         match std::mem::take(&mut self.course) {
-            Course::None => None,
-            Course::Plain if self.found == now => Some(Took::OneTurn(self.queue)),
-            Course::Plain => Some(Took::Longer(self.stages(Noted::default(), now))),
-            Course::Noted => Some(Took::Longer(self.noted_stages(now))),
+            TimingState::None => None,
+            TimingState::Plain if self.found == now => Some(Took::OneTurn(self.queue)),
+            TimingState::Plain => Some(Took::Longer(self.stages(Noted::default(), now))),
+            TimingState::Noted => Some(Took::Longer(self.noted_stages(now))),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The file with the last holders of a target's volumes.
 
-use rblk_target::record::fuzzing::holders_file;
+use rblk_target::record::fuzzed_parsers::holders_file;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! The file with the end of a target's last run.
 
-use rblk_target::record::fuzzing::lineage_file;
+use rblk_target::record::fuzzed_parsers::lineage_file;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

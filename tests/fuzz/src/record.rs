@@ -1,6 +1,6 @@
 //! The file with the record of a volume.
 
-use rblk_target::record::fuzzing::record;
+use rblk_target::record::fuzzed_parsers::record;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

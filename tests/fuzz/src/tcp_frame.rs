@@ -2,7 +2,7 @@
 //! memory that was not lent, and the QP completes all its WRs or none.
 
 use rblk_fabric::soft::fuzzing::frame_header;
-use rblk_fabric::soft::network::{Conditions, End, Network, Wire};
+use rblk_fabric::soft::network::{Conditions, End, FaultyWire, Network};
 use rblk_fabric::{
     Access, Completion, Connection, Device, PageKind, QpLimits, RecvWr, Region, SendOp, SendWr,
     SgeList, WcStatus, WrId,
@@ -103,7 +103,7 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
 }
 
 /// A frame that names memory at `to`, or near it.
-fn inject_frame(wire: &Wire, input: &mut Input<'_>, to: (u64, u32)) {
+fn inject_frame(wire: &FaultyWire, input: &mut Input<'_>, to: (u64, u32)) {
     let (address, rkey) = to;
     let kind = 1 + input.below(8);
     let (flags, len) = (input.below(2), u32::from(input.u16() & 0x1fff));

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use rblk_protocol::{InstanceId, Name};
 use rblk_rig::seed::Random;
 use rblk_target::record::{
-    Found, KeepError, Keeper, Keepers, Place, Revision, StateDirectory, VolumeRecord,
+    KeepError, Keeper, KeeperContent, Keepers, Place, Revision, StateDirectory, VolumeRecord,
 };
 use tempfile::TempDir;
 
@@ -271,16 +271,18 @@ impl Memory {
         Ok(())
     }
 
-    fn found(&self, volume: &str) -> Found {
+    fn found(&self, volume: &str) -> KeeperContent {
         match self.visible.get(volume).and_then(|files| files.get(RECORD)) {
-            Some(Content::Record(record, revision)) => Found::Record((**record).clone(), *revision),
-            _ => Found::Nothing,
+            Some(Content::Record(record, revision)) => {
+                KeeperContent::Record((**record).clone(), *revision)
+            }
+            _ => KeeperContent::Nothing,
         }
     }
 }
 
 impl Keeper for Kept {
-    fn read(&self) -> io::Result<Found> {
+    fn read(&self) -> io::Result<KeeperContent> {
         let memory = locked(&self.memory);
         match memory.fault {
             Fault::Unreadable => Err(Errno::EIO.into()),
@@ -294,7 +296,7 @@ impl Keeper for Kept {
             return Err(io::Error::from(Errno::ENOSPC).into());
         }
         match memory.found(&self.volume) {
-            Found::Record(_, found) if found != expected => {
+            KeeperContent::Record(_, found) if found != expected => {
                 return Err(KeepError::Conflict { found, expected });
             }
             _ => {}
@@ -309,7 +311,9 @@ impl Keeper for Kept {
         if matches!(memory.fault, Fault::Unwritable | Fault::Unreadable) {
             return Err(Errno::EROFS.into());
         }
-        let Found::Record(mut record, revision) = memory.found(&self.volume) else { return Ok(()) };
+        let KeeperContent::Record(mut record, revision) = memory.found(&self.volume) else {
+            return Ok(());
+        };
         record.renounce();
         memory.keep(&self.volume, record, revision)
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rblk_rig::seed::Random;
 use rblk_target::control::core::{Effect, VolumeOrder};
-use rblk_target::data::poll_group::Step;
+use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::record::AtRisk;
 use rblk_target::volume::{CacheMode, Volume};
 
@@ -626,7 +626,7 @@ impl World {
             run.take_back(number);
             self.directory.synced();
         }
-        if done.contains(&Step::Close) {
+        if done.contains(&VolumeStep::Close) {
             // The volume's hosts come back at once.
             let has = |host: &usize| self.holders[*host].claims[number].is_open;
             let hosts: Vec<usize> = (0..HOSTS).filter(has).collect();
@@ -634,14 +634,19 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, number: usize, step: Step, volume: &Volume) -> Result<(), String> {
+    fn carry_out(
+        &mut self,
+        number: usize,
+        step: VolumeStep,
+        volume: &Volume,
+    ) -> Result<(), String> {
         if self.random.chance(8) {
             self.dies = true;
         }
         let cells = usize::try_from(volume.blocks.0).unwrap_or(0);
         let fails = self.random.chance(40);
         match step {
-            Step::Record => {
+            VolumeStep::Record => {
                 let risk = AtRisk::by_writes_to(volume).expect("a store");
                 if !volume.read_only {
                     self.accounts[number].expose(risk);
@@ -652,18 +657,20 @@ impl World {
                 self.accounts[number].set_kept(!self.is_faulty());
                 result
             }
-            Step::WriteBack if !self.sync(number) => Err("its store failed".to_owned()),
-            Step::Add | Step::Close | Step::Store | Step::Probe if fails => {
+            VolumeStep::WriteBack if !self.sync(number) => Err("its store failed".to_owned()),
+            VolumeStep::Add | VolumeStep::Close | VolumeStep::Store | VolumeStep::Probe
+                if fails =>
+            {
                 Err("it failed".to_owned())
             }
-            Step::Store | Step::CutBack => {
+            VolumeStep::Store | VolumeStep::CutBack => {
                 self.disks[number].resize(cells);
                 for holder in &mut self.holders {
                     holder.claims[number].cut(cells);
                 }
                 Ok(())
             }
-            Step::Abandon => {
+            VolumeStep::Abandon => {
                 self.disks[number].end_process();
                 Ok(())
             }
@@ -702,10 +709,10 @@ impl World {
         }
     }
 
-    fn note_safe(&mut self, number: usize, is_given_up: bool, done: &[Step]) {
+    fn note_safe(&mut self, number: usize, is_given_up: bool, done: &[VolumeStep]) {
         let is_faulty = self.is_faulty();
         let Some(run) = &mut self.run else { return };
-        let is_removed = done.contains(&Step::Drop) || done.contains(&Step::Abandon);
+        let is_removed = done.contains(&VolumeStep::Drop) || done.contains(&VolumeStep::Abandon);
         let removed = if is_removed { run.served.remove(&number) } else { None };
         if is_given_up {
             return self.lost(number);

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_fabric::{
     Access, Completion, MemoryRegion, PageKind, RecvWr, Region, SendOp, SendWr, SgeList, WcStatus,
     WrId,
@@ -105,7 +105,7 @@ impl AdminEnd {
 
     /// The link.
     #[must_use]
-    pub fn wire(&self) -> &Wire {
+    pub fn wire(&self) -> &FaultyWire {
         &self.end.wire
     }
 

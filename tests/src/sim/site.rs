@@ -14,7 +14,8 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::seed::Random;
 use rblk_target::control::core::{
-    Admitted, Capacity, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock, Refused, Ticket,
+    Admitted, Capacity, ConnectRefusal, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock,
+    Ticket,
 };
 use rblk_target::data::poll_group::{SettleTicket, ToGroup};
 use rblk_target::record::holders::{HolderRecord, Holders};
@@ -77,7 +78,7 @@ pub enum Knock {
     /// The target does not run.
     Nobody,
     /// The target refuses.
-    Refused(Refused),
+    Refused(ConnectRefusal),
     /// The connection may be made.
     Admitted(Join),
 }

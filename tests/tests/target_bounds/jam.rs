@@ -5,7 +5,7 @@ use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::cache::slots::{SlotHolders, State};
+use rblk_target::cache::slots::{SlotHolders, SlotState};
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::SessionIndex;
@@ -119,7 +119,7 @@ fn memory_of_a_dead_qp_is_not_reused() {
             let before = lent(&mut jam.rig);
             let of = |is: fn(&SlotHolders) -> bool| before.iter().filter(|(_, h, _)| is(h)).count();
             assert!(of(|h| h.sends > 0) > 16, "{what}: to send: {before:?}");
-            assert!(of(|h| h.state == State::Private) >= 8, "{what}: to read");
+            assert!(of(|h| h.state == SlotState::Private) >= 8, "{what}: to read");
             // The other queue uses all other memory, again and again.
             for round in 0..3 {
                 for at in (0..4 * MIB).step_by(IO) {
@@ -138,11 +138,11 @@ fn memory_of_a_dead_qp_is_not_reused() {
                     let Some((_, is, has)) = same else {
                         panic!("{what}, {round}: {slot} is free")
                     };
-                    assert_eq!(is.state == State::Private, holders.state == State::Private);
+                    assert_eq!(is.state == SlotState::Private, holders.state == SlotState::Private);
                     assert!(is.sends >= holders.sends, "{what}: {is:?}, was {holders:?}");
                     // Only data of the QP's READs may have landed by now.
                     let late =
-                        holders.state == State::Private && has.iter().all(|byte| *byte == LATE);
+                        holders.state == SlotState::Private && has.iter().all(|byte| *byte == LATE);
                     assert!(has == bytes || late, "{what}, {round}: {slot} has other bytes");
                 }
             }

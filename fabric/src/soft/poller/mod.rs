@@ -19,7 +19,7 @@ use rblk_protocol::width::{narrow, wide, wide64};
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::keys::KeyCopy;
 use super::queue_pair::Connection;
-use super::queue_pair::completions::CompletionQueue;
+use super::queue_pair::completions::SoftCq;
 use super::wire::gathered::LINES;
 use crate::caps::DeviceCaps;
 use crate::connect::AcceptParams;
@@ -64,7 +64,7 @@ pub struct Poller {
     // QPs that may owe their peer an acknowledgement.
     owing: Vec<QpIndex>,
     buffers: TurnBuffers,
-    cq: CompletionQueue,
+    cq: SoftCq,
     counters: PollerCounters,
 }
 
@@ -77,7 +77,7 @@ impl Poller {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let caps = pd.device().caps();
         pd.device().within("CQ entries", caps.max_cq_entries.into(), cq_entries.into())?;
-        let mut cq = CompletionQueue::new(wide(cq_entries));
+        let mut cq = SoftCq::new(wide(cq_entries));
         if caps.touches_until_destroyed {
             cq.flush_late(pd.device().salt());
         }

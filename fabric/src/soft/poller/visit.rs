@@ -4,7 +4,7 @@ use super::owner_shares::{Shares, Way};
 use super::qp_set::{AttachedPair, QpSet};
 use super::wake::Wake;
 use crate::soft::keys::KeyTable;
-use crate::soft::queue_pair::completions::CompletionQueue;
+use crate::soft::queue_pair::completions::SoftCq;
 use crate::work::QpIndex;
 
 /// Receive calls per QP and turn, so that one busy peer cannot delay the others.
@@ -15,7 +15,7 @@ pub(super) struct Visits<'a> {
     pub(super) keys: &'a KeyTable,
     pub(super) wake: &'a Wake,
     pub(super) shares: &'a mut Shares,
-    pub(super) cq: &'a mut CompletionQueue,
+    pub(super) cq: &'a mut SoftCq,
     pub(super) owing: &'a mut Vec<QpIndex>,
     pub(super) staging: &'a mut [u8],
     pub(super) lines: &'a mut [u8],
@@ -83,7 +83,7 @@ pub(super) fn pump(
     shares: &mut Shares,
     attached: &mut AttachedPair,
     keys: &KeyTable,
-    cq: &mut CompletionQueue,
+    cq: &mut SoftCq,
     lines: &mut [u8],
 ) -> bool {
     let pair = &mut attached.pair;

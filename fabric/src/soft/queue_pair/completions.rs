@@ -1,4 +1,4 @@
-//! [`CompletionQueue`]: the completions of a poller that the caller has not polled.
+//! [`SoftCq`]: the completions of a poller that the caller has not polled.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub(in crate::soft) enum Returns {
 /// Completions in order. It cannot overflow: an entry of a send or receive queue is free only when
 /// its completion was polled, and the CQ has an entry for each: `promised <= entries`.
 #[derive(Debug)]
-pub(in crate::soft) struct CompletionQueue {
+pub(in crate::soft) struct SoftCq {
     ready: VecDeque<(Completion, Returns)>,
     entries: u64,
     // Entries that the QPs on the CQ may fill.
@@ -38,7 +38,7 @@ pub(in crate::soft) struct CompletionQueue {
     bad_record_lines: LogLimit,
 }
 
-impl CompletionQueue {
+impl SoftCq {
     pub(in crate::soft) fn new(entries: usize) -> Self {
         Self {
             ready: VecDeque::with_capacity(entries),

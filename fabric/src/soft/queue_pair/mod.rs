@@ -22,12 +22,12 @@ use rblk_protocol::width::wide64;
 pub(super) use self::state::QpState;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::keys::KeyCopy;
-use super::wire::frame::Refusal;
+use super::wire::frame::NakReason;
 use super::wire::inbound::Inbound;
 use super::wire::late::landings;
 use super::wire::metered_link::MeteredLink;
 use super::wire::tcp_handshake::{self, Acceptance};
-use super::wire::tcp_link::Link;
+use super::wire::tcp_link::PeerStream;
 use super::wire::tls::{BadRecord, NoTls};
 use crate::connect::cipher_keys::{CipherKey, CipherKeys};
 use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
@@ -35,7 +35,7 @@ use crate::error::{FabricError, PostError, Result};
 use crate::work::poller_counters::PollerCounters;
 use crate::work::{QpIndex, Recvs, SendWr, WcStatus};
 use acks::Acks;
-use completions::{CompletionQueue, Returns};
+use completions::{Returns, SoftCq};
 use outbound::Outbound;
 use read_depth::{ReadsIn, ReadsOut};
 use recv_queue::RecvQueue;
@@ -57,7 +57,7 @@ impl Connection {
     /// A QP for a poller, which uses the poller's keys unless it has its own. The peer waits for an
     /// answer. If this value is dropped without one, the peer is told `refusal`.
     pub(super) fn prepared(
-        link: Box<dyn Link>,
+        link: Box<dyn PeerStream>,
         poller: &PollerHandle,
         limits: &QpLimits,
         keys: Option<Arc<KeyCopy>>,
@@ -77,7 +77,7 @@ impl Connection {
     /// # Errors
     /// [`FabricError::Limit`], [`FabricError::Mixed`].
     pub(super) fn established(
-        link: Box<dyn Link>,
+        link: Box<dyn PeerStream>,
         pd: &ProtectionDomain,
         poller: &PollerHandle,
         limits: &QpLimits,
@@ -142,7 +142,12 @@ pub(super) struct QueuePair {
 }
 
 impl QueuePair {
-    fn new(link: Box<dyn Link>, state: QpState, limits: &QpLimits, reads_in: u8) -> Box<Self> {
+    fn new(
+        link: Box<dyn PeerStream>,
+        state: QpState,
+        limits: &QpLimits,
+        reads_in: u8,
+    ) -> Box<Self> {
         let sends = SendQueue::new(limits);
         Box::new(Self {
             link: MeteredLink::new(link),
@@ -287,7 +292,7 @@ impl QueuePair {
         status: WcStatus,
         byte_len: u32,
         imm: Option<u32>,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
     ) {
         debug_assert!(self.recvs.waiting().is_some(), "a message without a RECV");
         self.recvs.complete(self.index, status, byte_len, imm, cq);
@@ -295,7 +300,7 @@ impl QueuePair {
 
     /// Completes finished WRs, in the order of posting, and a WR that cannot be sent once it is the
     /// oldest.
-    fn advance(&mut self, cq: &mut CompletionQueue) {
+    fn advance(&mut self, cq: &mut SoftCq) {
         if self.state.is_error() {
             return;
         }
@@ -305,7 +310,7 @@ impl QueuePair {
     }
 
     /// Starts to end because of a request that cannot be done.
-    fn refuse(&mut self, seq: usize, refusal: Refusal, recv: Option<WcStatus>) {
+    fn refuse(&mut self, seq: usize, refusal: NakReason, recv: Option<WcStatus>) {
         // A READ that cannot be answered any more is older than a request that was refused since.
         let recv = if let QpState::Refusing { recv, .. } = self.state { recv } else { recv };
         self.inbound.clear();
@@ -319,7 +324,7 @@ impl QueuePair {
         send: Option<(usize, WcStatus)>,
         recv: Option<WcStatus>,
         into: QpState,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
     ) {
         if self.state.is_error() {
             return;
@@ -343,7 +348,7 @@ impl QueuePair {
     }
 
     /// Completes everything outstanding of a QP in the error state.
-    pub(super) fn flush(&mut self, cq: &mut CompletionQueue) {
+    pub(super) fn flush(&mut self, cq: &mut SoftCq) {
         self.sends.flush(self.index, None, cq);
         self.recvs.flush(self.index, cq);
     }
@@ -364,7 +369,7 @@ impl QueuePair {
 
     /// A receive call failed.
     #[cold]
-    fn link_failed(&mut self, error: &io::Error, cq: &mut CompletionQueue) {
+    fn link_failed(&mut self, error: &io::Error, cq: &mut SoftCq) {
         if BadRecord::is(error) && !self.state.is_error() {
             cq.count_bad_record();
             if cq.may_log_bad_record() {
@@ -376,17 +381,17 @@ impl QueuePair {
     }
 
     /// The link ended, or carried bytes that no peer of this version sends.
-    fn lost(&mut self, reason: &str, cq: &mut CompletionQueue) {
+    fn lost(&mut self, reason: &str, cq: &mut SoftCq) {
         self.end(reason, WcStatus::RetryExceeded, cq);
     }
 
     /// The peer closed the link. Verbs learn of that by rdma_cm and flush the outstanding WRs:
     /// nothing failed.
-    fn parted(&mut self, cq: &mut CompletionQueue) {
+    fn parted(&mut self, cq: &mut SoftCq) {
         self.end("the peer closed the connection", WcStatus::Flushed, cq);
     }
 
-    fn end(&mut self, reason: &str, first: WcStatus, cq: &mut CompletionQueue) {
+    fn end(&mut self, reason: &str, first: WcStatus, cq: &mut SoftCq) {
         match self.state {
             QpState::Draining => {
                 self.state = QpState::Dead;
@@ -402,7 +407,7 @@ impl QueuePair {
     }
 
     /// The owner gives up the QP.
-    pub(super) fn fail(&mut self, cq: &mut CompletionQueue) {
+    pub(super) fn fail(&mut self, cq: &mut SoftCq) {
         self.break_down(None, None, QpState::Dead, cq);
         if self.state == QpState::Draining {
             self.state = QpState::Dead;
@@ -415,7 +420,7 @@ impl QueuePair {
     /// # Errors
     /// EINVAL when no peer waits, ECONNRESET when the peer is gone, EPIPE when it takes no answer,
     /// [`FabricError::Encrypt`].
-    pub(super) fn accept(&mut self, params: &AcceptParams, cq: &mut CompletionQueue) -> Result<()> {
+    pub(super) fn accept(&mut self, params: &AcceptParams, cq: &mut SoftCq) -> Result<()> {
         let call = |errno| FabricError::Call {
             call: "accept",
             source: io::Error::from_raw_os_error(errno),

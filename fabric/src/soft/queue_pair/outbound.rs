@@ -11,7 +11,7 @@ use rblk_protocol::width::{narrow, wide};
 use super::acks::Acks;
 use super::send_queue::SendQueue;
 use crate::soft::keys::{KeyTable, Right};
-use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, MAX_MESSAGE, Refusal, low32};
+use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, MAX_MESSAGE, NakReason, low32};
 use crate::soft::wire::gathered::Gathered;
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, SendOp, SendWr, WcStatus};
@@ -21,7 +21,7 @@ const BATCH: usize = 64;
 
 /// A READ of the peer that waits for its response.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Response {
+pub(super) struct PeerRead {
     pub(super) seq: usize,
     pub(super) key: Rkey,
     pub(super) addr: u64,
@@ -34,7 +34,7 @@ pub(super) enum FrameOrigin {
     /// The WR at this position. The payload is in its SGEs.
     Request(usize),
     /// The READ of the peer that it answers.
-    Response(Response),
+    Response(PeerRead),
     /// The refusal of a request.
     Nak,
     /// An acknowledgement, or a question for one.
@@ -88,7 +88,7 @@ pub(super) struct Outbound {
     batch: VecDeque<Frame>,
     // Bytes of the first frame that are sent.
     offset: usize,
-    responses: VecDeque<Response>,
+    responses: VecDeque<PeerRead>,
     // The next frame is a response, if there is one.
     response_next: bool,
     acks: Acks,
@@ -169,7 +169,7 @@ impl Outbound {
     }
 
     /// A READ of the peer is to be answered.
-    pub(super) fn respond(&mut self, response: Response) {
+    pub(super) fn respond(&mut self, response: PeerRead) {
         self.responses.push_back(response);
     }
 
@@ -179,7 +179,7 @@ impl Outbound {
     pub(super) fn build(
         &mut self,
         requests: Option<(&mut SendQueue, u32)>,
-        refusing: Option<(usize, Refusal)>,
+        refusing: Option<(usize, NakReason)>,
         keys: &KeyTable,
     ) {
         let mut requests = requests;

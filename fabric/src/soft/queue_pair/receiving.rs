@@ -12,9 +12,9 @@ use rblk_protocol::width::{narrow, wide};
 use super::{QpState, QueuePair};
 use crate::region::copy_apart;
 use crate::soft::keys::{KeyTable, Right};
-use crate::soft::queue_pair::completions::CompletionQueue;
-use crate::soft::queue_pair::outbound::Response;
-use crate::soft::wire::frame::{FrameHeader, FrameKind, Refusal, low32};
+use crate::soft::queue_pair::completions::SoftCq;
+use crate::soft::queue_pair::outbound::PeerRead;
+use crate::soft::wire::frame::{FrameHeader, FrameKind, NakReason, low32};
 use crate::soft::wire::inbound::{Body, Sink};
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
@@ -29,7 +29,7 @@ impl QueuePair {
     pub(in crate::soft) fn receive(
         &mut self,
         keys: &KeyTable,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
         staging: &mut [u8],
         share: &mut usize,
     ) -> bool {
@@ -82,7 +82,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn parse(&mut self, mut bytes: &[u8], keys: &KeyTable, cq: &mut CompletionQueue) {
+    fn parse(&mut self, mut bytes: &[u8], keys: &KeyTable, cq: &mut SoftCq) {
         while !bytes.is_empty() && self.state == QpState::Ready {
             if let Some(body) = self.inbound.body() {
                 let take = bytes.len().min(wide(body.left()));
@@ -131,7 +131,7 @@ impl QueuePair {
         &mut self,
         header: &FrameHeader,
         keys: &KeyTable,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
     ) -> Result<(), &'static str> {
         if self.sends.acknowledge(header.executed)? {
             self.advance(cq);
@@ -159,12 +159,8 @@ impl QueuePair {
         }
     }
 
-    fn nak_arrived(
-        &mut self,
-        header: &FrameHeader,
-        cq: &mut CompletionQueue,
-    ) -> Result<(), &'static str> {
-        let refusal = Refusal::of(header.imm).ok_or("unknown refusal")?;
+    fn nak_arrived(&mut self, header: &FrameHeader, cq: &mut SoftCq) -> Result<(), &'static str> {
+        let refusal = NakReason::of(header.imm).ok_or("unknown refusal")?;
         if !self.sends.may_be_refused(header.seq) {
             return Err("refuses what was not asked");
         }
@@ -194,15 +190,15 @@ impl QueuePair {
             FrameKind::ReadRequest => return self.read_arrived(header, keys),
             FrameKind::Send => {
                 let Some(recv) = self.recvs.waiting() else {
-                    self.refuse(seq, Refusal::NotReady, None);
+                    self.refuse(seq, NakReason::NotReady, None);
                     return Ok(());
                 };
                 if recv.sges.total_bytes() < u64::from(header.len) {
-                    self.refuse(seq, Refusal::Invalid, Some(WcStatus::LocalLength));
+                    self.refuse(seq, NakReason::Invalid, Some(WcStatus::LocalLength));
                     return Ok(());
                 }
                 if !may_land(keys, &recv.sges, header.len) {
-                    self.refuse(seq, Refusal::Operation, Some(WcStatus::LocalProtection));
+                    self.refuse(seq, NakReason::Operation, Some(WcStatus::LocalProtection));
                     return Ok(());
                 }
                 Sink::Recv
@@ -215,11 +211,11 @@ impl QueuePair {
         if !matches!(sink, Sink::Recv)
             && keys.remote(key, header.addr, header.len, Right::Write).is_none()
         {
-            self.refuse(seq, Refusal::Access, None);
+            self.refuse(seq, NakReason::Access, None);
             return Ok(());
         }
         if matches!(sink, Sink::WriteWithImm { .. }) && self.recvs.waiting().is_none() {
-            self.refuse(seq, Refusal::NotReady, None);
+            self.refuse(seq, NakReason::NotReady, None);
             return Ok(());
         }
         self.inbound.begin(sink, header);
@@ -229,15 +225,15 @@ impl QueuePair {
     fn read_arrived(&mut self, header: &FrameHeader, keys: &KeyTable) -> Result<(), &'static str> {
         let seq = self.outbound.acks().executed();
         if !self.reads_in.request(header.imm)? {
-            self.refuse(seq, Refusal::Invalid, None);
+            self.refuse(seq, NakReason::Invalid, None);
             return Ok(());
         }
         let key = Rkey(header.key);
         if keys.remote(key, header.addr, header.len, Right::Read).is_none() {
-            self.refuse(seq, Refusal::Access, None);
+            self.refuse(seq, NakReason::Access, None);
             return Ok(());
         }
-        self.outbound.respond(Response { seq, key, addr: header.addr, len: header.len });
+        self.outbound.respond(PeerRead { seq, key, addr: header.addr, len: header.len });
         self.outbound.acks().execute();
         Ok(())
     }
@@ -269,7 +265,7 @@ impl QueuePair {
     }
 
     /// All bytes of a payload are in their place.
-    fn body_arrived(&mut self, body: &Body, cq: &mut CompletionQueue) {
+    fn body_arrived(&mut self, body: &Body, cq: &mut SoftCq) {
         match body.sink {
             Sink::Read { position } => {
                 self.reads_out.finished();
@@ -290,16 +286,16 @@ impl QueuePair {
     }
 
     /// The memory of a message was deregistered while the message arrived.
-    fn sink_died(&mut self, body: &Body, cq: &mut CompletionQueue) {
+    fn sink_died(&mut self, body: &Body, cq: &mut SoftCq) {
         let seq = self.outbound.acks().executed();
         match body.sink {
             Sink::Read { position } => {
                 let status = WcStatus::LocalProtection;
                 self.break_down(Some((position, status)), None, QpState::Dead, cq);
             }
-            Sink::Recv => self.refuse(seq, Refusal::Operation, Some(WcStatus::LocalProtection)),
+            Sink::Recv => self.refuse(seq, NakReason::Operation, Some(WcStatus::LocalProtection)),
             Sink::Write { .. } | Sink::WriteWithImm { .. } => {
-                self.refuse(seq, Refusal::Access, None);
+                self.refuse(seq, NakReason::Access, None);
             }
         }
     }

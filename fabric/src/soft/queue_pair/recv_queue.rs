@@ -2,7 +2,7 @@
 
 use rblk_protocol::width::wide;
 
-use super::completions::{CompletionQueue, Returns};
+use super::completions::{Returns, SoftCq};
 use crate::connect::QpLimits;
 use crate::work::{Completion, QpIndex, RecvWr, Recvs, WcOpcode, WcStatus, WrId};
 
@@ -63,7 +63,7 @@ impl RecvQueue {
         status: WcStatus,
         byte_len: u32,
         imm: Option<u32>,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
     ) {
         let Some(wr) = self.waiting() else { return };
         let completion = Completion {
@@ -79,7 +79,7 @@ impl RecvQueue {
     }
 
     /// Completes everything with a flush.
-    pub(super) fn flush(&mut self, qp: QpIndex, cq: &mut CompletionQueue) {
+    pub(super) fn flush(&mut self, qp: QpIndex, cq: &mut SoftCq) {
         while self.waiting().is_some() {
             self.complete(qp, WcStatus::Flushed, 0, None, cq);
         }

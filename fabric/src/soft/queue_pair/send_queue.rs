@@ -9,13 +9,13 @@
 
 use rblk_protocol::width::{narrow, wide};
 
-use super::completions::{CompletionQueue, Returns};
+use super::completions::{Returns, SoftCq};
 use crate::connect::QpLimits;
 use crate::soft::wire::frame::low32;
 use crate::work::{Completion, QpIndex, SendOp, SendWr, WcOpcode, WcStatus, WrId};
 
 #[derive(Clone, Copy, Debug)]
-struct Posted {
+struct SendEntry {
     wr: SendWr,
     read_done: bool,
 }
@@ -23,7 +23,7 @@ struct Posted {
 /// The send queue of a QP.
 #[derive(Debug)]
 pub(in crate::soft) struct SendQueue {
-    ring: Box<[Option<Posted>]>,
+    ring: Box<[Option<SendEntry>]>,
     limit: usize,
     // SGEs that a WR may have.
     sges: usize,
@@ -64,7 +64,7 @@ impl SendQueue {
     }
 
     #[inline]
-    fn posted(&self, position: usize) -> Option<&Posted> {
+    fn posted(&self, position: usize) -> Option<&SendEntry> {
         self.ring.get(position & (self.ring.len() - 1))?.as_ref()
     }
 
@@ -92,7 +92,7 @@ impl SendQueue {
             return Err(libc::ENOMEM);
         }
         let at = self.head & (self.ring.len() - 1);
-        self.ring[at] = Some(Posted { wr: *wr, read_done: false });
+        self.ring[at] = Some(SendEntry { wr: *wr, read_done: false });
         self.head += 1;
         Ok(())
     }
@@ -183,7 +183,7 @@ impl SendQueue {
     pub(super) fn complete_done(
         &mut self,
         qp: QpIndex,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
     ) -> Option<(usize, WcStatus)> {
         while self.done < self.sent {
             let posted = self.posted(self.done)?;
@@ -200,12 +200,7 @@ impl SendQueue {
     }
 
     /// Completes everything with a flush, except `first` if it is the oldest.
-    pub(super) fn flush(
-        &mut self,
-        qp: QpIndex,
-        first: Option<(usize, WcStatus)>,
-        cq: &mut CompletionQueue,
-    ) {
+    pub(super) fn flush(&mut self, qp: QpIndex, first: Option<(usize, WcStatus)>, cq: &mut SoftCq) {
         while self.done < self.head {
             let status =
                 first.filter(|(at, _)| *at == self.done).map_or(WcStatus::Flushed, |s| s.1);
@@ -215,7 +210,7 @@ impl SendQueue {
 
     /// Completes the oldest WR.
     #[inline]
-    fn complete(&mut self, qp: QpIndex, status: WcStatus, cq: &mut CompletionQueue) {
+    fn complete(&mut self, qp: QpIndex, status: WcStatus, cq: &mut SoftCq) {
         let Some(wr) = self.posted(self.done).map(|posted| posted.wr) else {
             debug_assert!(false, "no WR at {}, before {}", self.done, self.head);
             // A caller that completes all must still come to an end.

@@ -5,9 +5,9 @@ use std::io;
 
 use super::{QpState, QueuePair};
 use crate::soft::keys::KeyTable;
-use crate::soft::queue_pair::completions::CompletionQueue;
-use crate::soft::queue_pair::outbound::{FrameOrigin, Response};
-use crate::soft::wire::frame::Refusal;
+use crate::soft::queue_pair::completions::SoftCq;
+use crate::soft::queue_pair::outbound::{FrameOrigin, PeerRead};
+use crate::soft::wire::frame::NakReason;
 use crate::soft::wire::gathered::Gathered;
 use crate::work::WcStatus;
 
@@ -46,7 +46,7 @@ impl QueuePair {
     pub(in crate::soft) fn pump(
         &mut self,
         keys: &KeyTable,
-        cq: &mut CompletionQueue,
+        cq: &mut SoftCq,
         lines: &mut [u8],
         share: &mut usize,
     ) {
@@ -90,7 +90,7 @@ impl QueuePair {
 
     /// Books the frames that are wholly sent.
     #[inline]
-    fn book_sent(&mut self, cq: &mut CompletionQueue) {
+    fn book_sent(&mut self, cq: &mut SoftCq) {
         while let Some(origin) = self.outbound.pop_sent() {
             match origin {
                 FrameOrigin::Request(position) => {
@@ -111,7 +111,7 @@ impl QueuePair {
     }
 
     /// The memory of the first frame was deregistered.
-    fn source_died(&mut self, cq: &mut CompletionQueue) {
+    fn source_died(&mut self, cq: &mut SoftCq) {
         let Some((origin, begun)) = self.outbound.first() else {
             debug_assert!(false, "no frame, so none without memory");
             return;
@@ -126,9 +126,9 @@ impl QueuePair {
                 let status = WcStatus::LocalProtection;
                 self.outbound.drop_requests(position, status, &mut self.sends);
             }
-            FrameOrigin::Response(Response { seq, .. }) if !begun => {
+            FrameOrigin::Response(PeerRead { seq, .. }) if !begun => {
                 self.outbound.drop_responses();
-                self.refuse(seq, Refusal::Access, None);
+                self.refuse(seq, NakReason::Access, None);
             }
             FrameOrigin::Response(_) | FrameOrigin::Nak | FrameOrigin::Control => {
                 self.lost("the source of a READ response was deregistered", cq);

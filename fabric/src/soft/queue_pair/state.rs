@@ -1,6 +1,6 @@
 //! [`QpState`]: where a QP is in its life.
 
-use crate::soft::wire::frame::Refusal;
+use crate::soft::wire::frame::NakReason;
 use crate::work::WcStatus;
 
 /// Where a QP is in its life.
@@ -21,7 +21,7 @@ pub(in crate::soft) enum QpState {
         /// Sequence number of the request.
         seq: usize,
         /// The refusal sent to the peer.
-        refusal: Refusal,
+        refusal: NakReason,
         /// How the RECV that the request met completes, if it does.
         recv: Option<WcStatus>,
     },

@@ -79,14 +79,14 @@ impl FrameKind {
 
 /// Why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::soft) enum Refusal {
+pub(in crate::soft) enum NakReason {
     Access,
     Invalid,
     Operation,
     NotReady,
 }
 
-impl Refusal {
+impl NakReason {
     pub(in crate::soft) fn code(self) -> u32 {
         match self {
             Self::Access => 1,

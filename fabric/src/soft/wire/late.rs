@@ -24,13 +24,13 @@ const GARBAGE: u8 = 0xdb;
 
 /// Bytes that are to land late.
 #[derive(Debug)]
-pub(in crate::soft) struct Landing {
+pub(in crate::soft) struct LateBytes {
     region: Arc<Region>,
     offset: usize,
     bytes: Vec<u8>,
 }
 
-impl Landing {
+impl LateBytes {
     /// Writes the bytes to their place.
     pub(in crate::soft) fn land(&self) {
         self.region.write(self.offset, &self.bytes);
@@ -45,19 +45,19 @@ pub(in crate::soft) fn landings<'a>(
     sinks: impl Iterator<Item = &'a SgeList>,
     inbound: &Inbound,
     unread: &[u8],
-) -> Vec<Landing> {
+) -> Vec<LateBytes> {
     let mut landings = Vec::new();
     for sge in sinks.flat_map(SgeList::as_slice) {
         if let Some((region, offset)) = keys.local_place(*sge) {
             let bytes = vec![GARBAGE; wide(sge.len)];
-            landings.push(Landing { region, offset, bytes });
+            landings.push(LateBytes { region, offset, bytes });
         }
     }
     for (key, addr, bytes) in writes(inbound, unread) {
         // No WRITE has more than 32 bits of length.
         let len = u32::try_from(bytes.len()).unwrap_or(0);
         if let Some((region, offset)) = keys.remote_place(key, addr, len) {
-            landings.push(Landing { region, offset, bytes: bytes.to_vec() });
+            landings.push(LateBytes { region, offset, bytes: bytes.to_vec() });
         }
     }
     landings

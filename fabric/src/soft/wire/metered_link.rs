@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
-use super::late::Landing;
-use super::tcp_link::{Link, Moved};
+use super::late::LateBytes;
+use super::tcp_link::{Moved, PeerStream};
 use super::tls::NoTls;
 use crate::connect::cipher_keys::CipherKey;
 
 /// The link of a QP.
 #[derive(Debug)]
 pub(in crate::soft) struct MeteredLink {
-    link: Box<dyn Link>,
+    link: Box<dyn PeerStream>,
     // Calls that moved bytes or tried to, since they were last taken.
     calls: u64,
     // Receive calls since one brought something.
@@ -22,11 +22,11 @@ pub(in crate::soft) struct MeteredLink {
 }
 
 impl MeteredLink {
-    pub(in crate::soft) fn new(link: Box<dyn Link>) -> Self {
+    pub(in crate::soft) fn new(link: Box<dyn PeerStream>) -> Self {
         Self { link, calls: 0, quiet: 0 }
     }
 
-    /// As [`Link::send`].
+    /// As [`PeerStream::send`].
     ///
     /// # Safety
     /// Every piece is readable for its length during the call.
@@ -37,7 +37,7 @@ impl MeteredLink {
         unsafe { self.link.send(pieces) }
     }
 
-    /// As [`Link::receive`].
+    /// As [`PeerStream::receive`].
     ///
     /// # Safety
     /// Every piece is writable for its length during the call.
@@ -100,48 +100,48 @@ impl MeteredLink {
         self.quiet = 0;
     }
 
-    /// As [`Link::finish`].
+    /// As [`PeerStream::finish`].
     pub(in crate::soft) fn finish(&mut self) {
         self.link.finish();
     }
 
-    /// As [`Link::close`].
+    /// As [`PeerStream::close`].
     pub(in crate::soft) fn close(&mut self) {
         self.link.close();
     }
 
-    /// As [`Link::fd`].
+    /// As [`PeerStream::fd`].
     pub(in crate::soft) fn fd(&self) -> Option<RawFd> {
         self.link.fd()
     }
 
-    /// As [`Link::wake_by`].
+    /// As [`PeerStream::wake_by`].
     pub(in crate::soft) fn wake_by(&mut self, event: &Arc<EventFd>) {
         self.link.wake_by(event);
     }
 
-    /// As [`Link::encrypt_receive`].
+    /// As [`PeerStream::encrypt_receive`].
     pub(in crate::soft) fn encrypt_receive(&mut self, key: &CipherKey) -> Result<(), NoTls> {
         self.link.encrypt_receive(key)
     }
 
-    /// As [`Link::encrypt_send`].
+    /// As [`PeerStream::encrypt_send`].
     pub(in crate::soft) fn encrypt_send(&mut self, key: &CipherKey) -> Result<(), NoTls> {
         self.link.encrypt_send(key)
     }
 
-    /// As [`Link::peer`].
+    /// As [`PeerStream::peer`].
     pub(in crate::soft) fn peer(&self) -> String {
         self.link.peer()
     }
 
-    /// As [`Link::unread`].
+    /// As [`PeerStream::unread`].
     pub(in crate::soft) fn unread(&mut self) -> Vec<u8> {
         self.link.unread()
     }
 
-    /// As [`Link::land_late`].
-    pub(in crate::soft) fn land_late(&mut self, landings: Vec<Landing>) {
+    /// As [`PeerStream::land_late`].
+    pub(in crate::soft) fn land_late(&mut self, landings: Vec<LateBytes>) {
         self.link.land_late(landings);
     }
 }

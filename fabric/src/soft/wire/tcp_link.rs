@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
-use super::late::Landing;
+use super::late::LateBytes;
 use super::tls::{self, BadRecord, NoTls};
 use crate::address::end_name;
 use crate::connect::cipher_keys::CipherKey;
@@ -23,7 +23,7 @@ pub(in crate::soft) struct Moved {
 }
 
 /// A reliable, ordered, nonblocking byte stream.
-pub(in crate::soft) trait Link: Send + fmt::Debug {
+pub(in crate::soft) trait PeerStream: Send + fmt::Debug {
     /// Sends a prefix of the pieces; `WouldBlock` when there is no room.
     ///
     /// # Safety
@@ -71,7 +71,7 @@ pub(in crate::soft) trait Link: Send + fmt::Debug {
     }
 
     /// Makes these land at some time before the link is dropped, and once more when it is dropped.
-    fn land_late(&mut self, landings: Vec<Landing>) {
+    fn land_late(&mut self, landings: Vec<LateBytes>) {
         drop(landings);
     }
 }
@@ -115,7 +115,7 @@ fn moved(result: isize, pieces: &[libc::iovec]) -> io::Result<Moved> {
     Ok(Moved { bytes, more: bytes == wanted })
 }
 
-impl Link for TcpLink {
+impl PeerStream for TcpLink {
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
         let (fd, flags) = (self.stream.as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let sent = if let [only] = pieces {

@@ -7,9 +7,9 @@
 //! list that `rdma_get_devices` returns does, cut down to the one context; librdmacm makes it only
 //! if all devices open.
 
-pub(super) mod async_events;
 pub(super) mod cq_health;
 pub(super) mod device_list;
+pub(super) mod event_reader;
 pub(super) mod presence;
 
 use std::io;
@@ -26,9 +26,9 @@ use crate::caps::DeviceCaps;
 use crate::completion_vector::CompletionVector;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
-use async_events::AsyncEvents;
 use cq_health::CqHealth;
 use device_list::DeviceList;
+use event_reader::EventReader;
 
 /// A verbs device. Clones name the same one.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub struct Device(Arc<OpenDevice>);
 #[derive(Debug)]
 struct OpenDevice {
     // Dropped first: its thread uses the context.
-    events: AsyncEvents,
+    events: EventReader,
     caps: DeviceCaps,
     max_read_sges: u32,
     vectors: usize,
@@ -86,7 +86,7 @@ impl Device {
         }
         // SAFETY: as above.
         unsafe { presence::note(context.raw) };
-        let events = AsyncEvents::start(context.raw, caps.name.clone())?;
+        let events = EventReader::start(context.raw, caps.name.clone())?;
         // SAFETY: the context is open.
         let vectors = unsafe { (*context.raw.as_ptr()).num_comp_vectors };
         let inner = Arc::new(OpenDevice {

@@ -7,7 +7,7 @@
 use rblk_protocol::width::wide;
 
 use super::Connection;
-use super::work_queue::{RecvQueue, SendQueue};
+use super::work_queue::{RecvEntries, SendEntries};
 use crate::error::PostError;
 use crate::verbs::completion_queue::late_flushes::LateFlushes;
 use crate::verbs::completion_queue::work_completion::WrIdPrefix;
@@ -95,8 +95,8 @@ pub(in crate::verbs) struct AttachedQp {
     wr_ids: WrIdPrefix,
     shape: SendShape,
     health: QpHealth,
-    sends: SendQueue,
-    recvs: RecvQueue,
+    sends: SendEntries,
+    recvs: RecvEntries,
 }
 
 impl AttachedQp {
@@ -106,8 +106,8 @@ impl AttachedQp {
             wr_ids,
             shape: SendShape::of(&connection),
             health: QpHealth::Alive,
-            sends: SendQueue::new(limits.send_wrs),
-            recvs: RecvQueue::new(limits.recv_wrs),
+            sends: SendEntries::new(limits.send_wrs),
+            recvs: RecvEntries::new(limits.recv_wrs),
             connection,
         }
     }
@@ -141,12 +141,12 @@ impl AttachedQp {
     }
 
     #[inline]
-    pub(in crate::verbs) fn sends(&mut self) -> &mut SendQueue {
+    pub(in crate::verbs) fn sends(&mut self) -> &mut SendEntries {
         &mut self.sends
     }
 
     #[inline]
-    pub(in crate::verbs) fn recvs(&mut self) -> &mut RecvQueue {
+    pub(in crate::verbs) fn recvs(&mut self) -> &mut RecvEntries {
         &mut self.recvs
     }
 

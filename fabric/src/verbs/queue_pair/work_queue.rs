@@ -12,7 +12,7 @@ use crate::work::SendWr;
 
 /// The send queue of a QP.
 #[derive(Debug)]
-pub(in crate::verbs) struct SendQueue {
+pub(in crate::verbs) struct SendEntries {
     limit: usize,
     used: usize,
     // How many entries each outstanding signaled WR frees, oldest first. Never longer than `limit`.
@@ -21,7 +21,7 @@ pub(in crate::verbs) struct SendQueue {
     uncovered: usize,
 }
 
-impl SendQueue {
+impl SendEntries {
     pub(super) fn new(limit: u32) -> Self {
         let limit = wide(limit);
         Self { limit, used: 0, signaled: VecDeque::with_capacity(limit), uncovered: 0 }
@@ -50,12 +50,12 @@ impl SendQueue {
 
 /// The receive queue of a QP.
 #[derive(Debug)]
-pub(in crate::verbs) struct RecvQueue {
+pub(in crate::verbs) struct RecvEntries {
     limit: usize,
     used: usize,
 }
 
-impl RecvQueue {
+impl RecvEntries {
     pub(super) fn new(limit: u32) -> Self {
         Self { limit: wide(limit), used: 0 }
     }
@@ -89,7 +89,7 @@ mod tests {
             signaled,
             inline: false,
         };
-        let mut queue = SendQueue::new(6);
+        let mut queue = SendEntries::new(6);
         queue.post(&[wr(false), wr(false), wr(true), wr(true), wr(false)]);
         assert_eq!(queue.room(), 1);
         queue.complete();

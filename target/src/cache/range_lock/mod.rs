@@ -96,7 +96,7 @@ impl Lock {
 /// One link of a lock in a chain. Lock `i` has the links `i * STRIPES + k`, `k` for its stripe
 /// number `k`; the first link also serves in the long list and the free list.
 #[derive(Clone, Copy)]
-struct Link {
+struct ChainLink {
     next: u32,
     /// The link before, or `NONE`.
     prev: u32,
@@ -124,7 +124,7 @@ fn shelf(range: &Range<u64>) -> Shelf {
 /// Locks held and waiting. About 110 bytes for each lock of the capacity.
 pub(crate) struct RangeLocks {
     locks: Vec<Lock>,
-    links: Vec<Link>,
+    links: Vec<ChainLink>,
     /// First link of each chain, by hash of volume and stripe. The length is a power of two, at
     /// least twice the locks.
     chains: Vec<u32>,
@@ -231,7 +231,7 @@ impl RangeLocks {
         let (head, own) = (&mut self.chains[chain], &mut self.links[wide(link)]);
         let next = std::mem::replace(head, link);
         self.free = own.next;
-        *own = Link { next, prev: NONE };
+        *own = ChainLink { next, prev: NONE };
         if next != NONE {
             self.links[wide(next)].prev = link;
         }
@@ -475,7 +475,7 @@ impl RangeLocks {
     /// Puts `link` before `head` and returns it as the new head.
     #[inline(always)]
     fn push(&mut self, head: u32, link: u32) -> u32 {
-        self.links[wide(link)] = Link { next: head, prev: NONE };
+        self.links[wide(link)] = ChainLink { next: head, prev: NONE };
         if head != NONE {
             self.links[wide(head)].prev = link;
         }
@@ -510,7 +510,7 @@ impl RangeLocks {
     /// Takes `link` out of its chain. Returns the chain's new head if `link` was the first.
     #[inline(always)]
     fn pull(&mut self, link: usize) -> Option<u32> {
-        let Link { next, prev } = self.links[link];
+        let ChainLink { next, prev } = self.links[link];
         if next != NONE {
             self.links[wide(next)].prev = prev;
         }
@@ -540,7 +540,7 @@ impl RangeLocks {
             volume: 0,
         };
         self.locks.resize(capacity, unused);
-        self.links.resize(capacity * STRIPES, Link { next: NONE, prev: NONE });
+        self.links.resize(capacity * STRIPES, ChainLink { next: NONE, prev: NONE });
         self.granted.reserve(capacity);
         for index in (old..capacity).rev() {
             self.links[index * STRIPES].next = self.free;

@@ -2,7 +2,7 @@
 
 use super::super::policy::Slot;
 use super::meta::Meta;
-use super::{NONE, Slots, State};
+use super::{NONE, SlotState, Slots};
 use crate::volume::ids::VolumeIndex;
 
 impl Slots {
@@ -10,7 +10,7 @@ impl Slots {
     pub(super) fn leave_store(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.index()];
         meta.stores -= 1;
-        self.totals.outdated -= usize::from(meta.state == State::Detached && meta.stores == 0);
+        self.totals.outdated -= usize::from(meta.state == SlotState::Detached && meta.stores == 0);
     }
 
     // The last of a volume's dirty slots that is at least as old as `order`.
@@ -39,7 +39,7 @@ impl Slots {
         let meta = &mut self.metas[slot.index()];
         (meta.prev, meta.next) = (after, before);
         (meta.since, meta.since_ms) = (order, now_ms);
-        meta.state = State::Dirty;
+        meta.state = SlotState::Dirty;
         self.lists[list].counts.dirty += 1;
         self.lists[list].watch += u32::from(meta.failed);
         self.totals.dirty += 1;
@@ -49,7 +49,7 @@ impl Slots {
     pub(super) fn leave_list(&mut self, slot: Slot) {
         let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.index()];
         if !state.is_dirty() {
-            if state == State::Bounded {
+            if state == SlotState::Bounded {
                 self.leave_clean(slot);
             }
             return;
@@ -59,7 +59,7 @@ impl Slots {
         list.counts.dirty -= 1;
         list.watch -= u32::from(failed);
         self.metas[slot.index()].failed = false;
-        if state == State::Writing {
+        if state == SlotState::Writing {
             return;
         }
         if prev == NONE {
@@ -83,12 +83,12 @@ impl Slots {
 
     /// A write-back takes a dirty slot.
     pub(crate) fn begin_writing(&mut self, slot: Slot) {
-        debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
+        debug_assert_eq!(self.state(slot), SlotState::Dirty, "{:?}", self.holders(slot));
         let failed = self.metas[slot.index()].failed;
         self.leave_list(slot);
         self.totals.dirty += 1;
         let meta = &mut self.metas[slot.index()];
-        meta.state = State::Writing;
+        meta.state = SlotState::Writing;
         meta.stores += 1;
         meta.failed = failed;
         let volume = usize::from(meta.volume);
@@ -99,9 +99,9 @@ impl Slots {
     /// The store has the slot's bytes.
     pub(crate) fn written(&mut self, slot: Slot) {
         self.leave_store(slot);
-        if self.state(slot) == State::Writing {
+        if self.state(slot) == SlotState::Writing {
             self.leave_list(slot);
-            self.metas[slot.index()].state = State::Clean;
+            self.metas[slot.index()].state = SlotState::Clean;
             self.readmit(slot);
             self.freed = true;
             self.enter_clean(slot);
@@ -118,8 +118,8 @@ impl Slots {
         let since = (meta.since, meta.since_ms);
         let (volume, block) = (VolumeIndex(meta.volume), meta.block);
         let current = match meta.state {
-            State::Writing => Some(slot),
-            _ => self.find(volume, block).filter(|s| self.state(*s) == State::Dirty),
+            SlotState::Writing => Some(slot),
+            _ => self.find(volume, block).filter(|s| self.state(*s) == SlotState::Dirty),
         };
         if let Some(current) = current {
             // Order and time of the older write.

@@ -12,14 +12,14 @@
 //! [`Slots::trim`] evicts a few slots at a time, and dirty slots leave when they are written. If
 //! the volume got its first maximum while it had clean slots, `trim` first puts these in the list.
 //!
-//! A slot in the list is [`State::Bounded`] and not `Clean`, so the paths of other volumes do not
+//! A slot in the list is [`SlotState::Bounded`] and not `Clean`, so the paths of other volumes do not
 //! ask for a maximum. When a maximum is removed, the slots in the list stay there.
 
 use rblk_protocol::width::{narrow, wide};
 
 use super::super::policy::Slot;
 use super::meta::{BOUNDED, Meta, VolumeSlots};
-use super::{NONE, Slots, State};
+use super::{NONE, SlotState, Slots};
 use crate::volume::ids::VolumeIndex;
 
 /// Most slots that get another round before a slot of their volume leaves.
@@ -91,7 +91,7 @@ impl Slots {
             let slot = Slot(narrow(self.trim.next));
             self.trim.next = (self.trim.next + 1) % self.metas.len();
             let of = usize::from(self.metas[slot.index()].volume);
-            if self.state(slot) == State::Clean && self.lists[of].is_bounded() {
+            if self.state(slot) == SlotState::Clean && self.lists[of].is_bounded() {
                 self.push_clean(slot);
             }
         }
@@ -160,7 +160,7 @@ impl Slots {
 
     // Puts a clean slot at the end of its volume's list.
     fn push_clean(&mut self, slot: Slot) {
-        debug_assert_eq!(self.state(slot), State::Clean, "{:?}", self.holders(slot));
+        debug_assert_eq!(self.state(slot), SlotState::Clean, "{:?}", self.holders(slot));
         let list = &mut self.lists[usize::from(self.metas[slot.index()].volume)];
         list.listed += 1;
         let before = std::mem::replace(&mut list.clean_tail, slot.0);
@@ -169,7 +169,7 @@ impl Slots {
             None => list.clean_head = slot.0,
         }
         let meta = &mut self.metas[slot.index()];
-        (meta.prev, meta.next, meta.state) = (before, NONE, State::Bounded);
+        (meta.prev, meta.next, meta.state) = (before, NONE, SlotState::Bounded);
     }
 
     // Takes a clean slot out of the list of its volume.
@@ -178,7 +178,7 @@ impl Slots {
         let Meta { prev, next, volume, .. } = self.metas[slot.index()];
         let list = &mut self.lists[usize::from(volume)];
         list.listed -= 1;
-        self.metas[slot.index()].state = State::Clean;
+        self.metas[slot.index()].state = SlotState::Clean;
         match self.metas.get_mut(prev as usize) {
             Some(prev) => prev.next = next,
             None => list.clean_head = next,

@@ -1,11 +1,11 @@
-//! The metadata of each slot: its [`State`], its block, and its pins.
+//! The metadata of each slot: its [`SlotState`], its block, and its pins.
 
 use super::NONE;
 use crate::volume::ids::VolumeIndex;
 
 /// The state of a slot in its life cycle. See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum SlotState {
     /// In the arena's free memory, or loose.
     Free,
     /// A job owns the slot.
@@ -24,7 +24,7 @@ pub enum State {
     Detached,
 }
 
-impl State {
+impl SlotState {
     /// Whether the slot is in the index, and the same as the store.
     #[inline]
     pub(crate) fn is_clean(self) -> bool {
@@ -62,7 +62,7 @@ pub(super) struct Meta {
     /// Number of write-backs that read the slot.
     pub(super) stores: u16,
     pub(super) volume: u16,
-    pub(super) state: State,
+    pub(super) state: SlotState,
     /// The last write-back failed.
     pub(super) failed: bool,
 }
@@ -78,7 +78,7 @@ impl Meta {
         sends: 0,
         stores: 0,
         volume: 0,
-        state: State::Free,
+        state: SlotState::Free,
         failed: false,
     };
 
@@ -98,7 +98,7 @@ impl Meta {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotHolders {
     /// The state of the slot.
-    pub state: State,
+    pub state: SlotState,
     /// Volume and block, if the slot holds one.
     pub block: (VolumeIndex, u64),
     /// Number of lends.

@@ -34,7 +34,7 @@ use rblk_protocol::width::wide;
 
 use self::free::FreeSlots;
 use self::maximum::Trim;
-pub use self::meta::{Install, SlotCounts, SlotHolders, State};
+pub use self::meta::{Install, SlotCounts, SlotHolders, SlotState};
 use self::meta::{Meta, VolumeSlots};
 use super::SLOT_BYTES;
 use super::policy::{Policy, Slot};
@@ -203,7 +203,9 @@ impl Slots {
     pub fn held(&self) -> impl Iterator<Item = (Slot, SlotHolders)> {
         (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
             |(_, h)| {
-                h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Detached)
+                h.sends > 0
+                    || h.stores > 0
+                    || matches!(h.state, SlotState::Private | SlotState::Detached)
             },
         )
     }
@@ -252,7 +254,7 @@ impl Slots {
     /// The state of a slot.
     #[must_use]
     #[inline]
-    pub(crate) fn state(&self, slot: Slot) -> State {
+    pub(crate) fn state(&self, slot: Slot) -> SlotState {
         self.metas[slot.index()].state
     }
 
@@ -276,7 +278,7 @@ impl Slots {
             Some(slot) => slot,
             None => self.find_one()?,
         };
-        self.metas[slot.index()].state = State::Private;
+        self.metas[slot.index()].state = SlotState::Private;
         Some(slot)
     }
 
@@ -298,7 +300,7 @@ impl Slots {
             slots.push(slot);
         }
         for slot in &slots {
-            self.metas[slot.index()].state = State::Landing;
+            self.metas[slot.index()].state = SlotState::Landing;
         }
         self.totals.set_apart += count;
         Some(slots.iter().map(|slot| self.offset(*slot)).collect())
@@ -314,17 +316,17 @@ impl Slots {
     #[inline(always)]
     pub(crate) fn exchange(&mut self, private: Slot, landed: usize) -> Slot {
         let landed = self.free.slot_at(landed);
-        debug_assert_eq!(self.state(private), State::Private, "{:?}", self.holders(private));
-        debug_assert_eq!(self.state(landed), State::Landing, "{:?}", self.holders(landed));
-        self.metas[private.index()].state = State::Landing;
-        self.metas[landed.index()].state = State::Private;
+        debug_assert_eq!(self.state(private), SlotState::Private, "{:?}", self.holders(private));
+        debug_assert_eq!(self.state(landed), SlotState::Landing, "{:?}", self.holders(landed));
+        self.metas[private.index()].state = SlotState::Landing;
+        self.metas[landed.index()].state = SlotState::Private;
         landed
     }
 
     /// Frees a slot that was set apart.
     pub(crate) fn take_back(&mut self, offset: usize) {
         let slot = self.free.slot_at(offset);
-        debug_assert_eq!(self.state(slot), State::Landing, "{:?}", self.holders(slot));
+        debug_assert_eq!(self.state(slot), SlotState::Landing, "{:?}", self.holders(slot));
         self.totals.set_apart -= 1;
         self.free_slot(slot);
     }
@@ -359,7 +361,7 @@ impl Slots {
         }
         let metas = &mut self.metas;
         self.free.take(count, |slot| {
-            metas[slot.index()].state = State::Private;
+            metas[slot.index()].state = SlotState::Private;
             out.push(slot);
         });
         true
@@ -386,7 +388,7 @@ impl Slots {
         let victim = self.policy.evict(steps, may_leave);
         self.cut = *steps == 0;
         let victim = victim?;
-        if self.state(victim) == State::Bounded {
+        if self.state(victim) == SlotState::Bounded {
             self.leave_clean(victim);
         }
         self.unlink(victim);
@@ -394,14 +396,14 @@ impl Slots {
         let counts = self.counts_of(victim);
         counts.cached -= 1;
         counts.evictions += 1;
-        self.metas[victim.index()].state = State::Free;
+        self.metas[victim.index()].state = SlotState::Free;
         Some(victim)
     }
 
     /// Gives a private slot back.
     #[inline]
     pub(crate) fn give_back(&mut self, slot: Slot) {
-        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        debug_assert_eq!(self.state(slot), SlotState::Private, "{:?}", self.holders(slot));
         self.free_slot(slot);
     }
 
@@ -409,7 +411,7 @@ impl Slots {
     fn free_slot(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.index()];
         debug_assert!(meta.is_unpinned(), "freed while held: {meta:?}");
-        meta.state = State::Free;
+        meta.state = SlotState::Free;
         self.freed = true;
         self.free.give_back(slot);
     }
@@ -417,7 +419,7 @@ impl Slots {
     #[inline]
     fn free_if_unpinned(&mut self, slot: Slot) {
         let meta = &self.metas[slot.index()];
-        if meta.state == State::Detached && meta.is_unpinned() {
+        if meta.state == SlotState::Detached && meta.is_unpinned() {
             self.free_slot(slot);
         }
     }
@@ -452,12 +454,12 @@ impl Slots {
             }
             (Install::Merged, Some(was)) => (was.since, was.since_ms),
             // The store does not have the older data. The newer data takes over its age.
-            (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
+            (_, Some(was)) if was.state == SlotState::Dirty => (was.since, was.since_ms),
             (Install::Dirty { order, now_ms }, _) => (order, now_ms),
         };
         // Into the old slot's place in the list, or to the end: a new order is the highest.
         let after = match was {
-            Some(was) if was.state == State::Dirty => was.prev,
+            Some(was) if was.state == SlotState::Dirty => was.prev,
             _ if how == Install::Merged => self.last_as_old(volume.0, order),
             _ => self.lists[usize::from(volume.0)].tail,
         };
@@ -472,13 +474,13 @@ impl Slots {
         let head = self.buckets[bucket];
         match self.metas.get(head as usize) {
             // Most writes replace a clean block, and most chains are short.
-            Some(old) if old.holds(volume.0, block) && old.state == State::Clean => {
+            Some(old) if old.holds(volume.0, block) && old.state == SlotState::Clean => {
                 let chain = old.chain;
                 self.buckets[bucket] = slot.0;
                 let meta = &mut self.metas[slot.index()];
-                debug_assert_eq!(meta.state, State::Private);
+                debug_assert_eq!(meta.state, SlotState::Private);
                 (meta.volume, meta.block, meta.chain) = (volume.0, block, chain);
-                (meta.state, meta.failed) = (State::Clean, false);
+                (meta.state, meta.failed) = (SlotState::Clean, false);
                 self.policy.replace(Slot(head), slot);
                 self.detach(Slot(head));
             }
@@ -501,7 +503,7 @@ impl Slots {
     // in the store.
     #[inline(always)]
     fn put(&mut self, slot: Slot, volume: VolumeIndex, block: u64) -> Option<Meta> {
-        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        debug_assert_eq!(self.state(slot), SlotState::Private, "{:?}", self.holders(slot));
         let hash = self.hash(volume.0, block);
         let bucket = self.bucket(hash);
         let (metas, head) = (&mut self.metas[..], &mut self.buckets[bucket]);
@@ -517,14 +519,14 @@ impl Slots {
         }
         let meta = &mut metas[slot.index()];
         (meta.volume, meta.block) = (volume.0, block);
-        (meta.state, meta.failed) = (State::Clean, false);
+        (meta.state, meta.failed) = (SlotState::Clean, false);
         meta.chain = old.map_or(NONE, |(_, chain, _)| chain);
         let mut was = None;
         if let Some((old, _, state)) = old {
             if state.is_dirty() {
                 was = Some(metas[at as usize]);
                 self.leave_list(old);
-            } else if state == State::Bounded {
+            } else if state == SlotState::Bounded {
                 self.leave_clean(old);
             }
             self.policy.replace(old, slot);
@@ -556,7 +558,7 @@ impl Slots {
         if meta.is_unpinned() {
             return self.free_slot(slot);
         }
-        meta.state = State::Detached;
+        meta.state = SlotState::Detached;
         self.totals.outdated += usize::from(meta.stores > 0);
     }
 
@@ -580,9 +582,9 @@ impl Slots {
 
     /// Lends a private slot, which is freed when it comes back.
     pub(crate) fn lend_private(&mut self, slot: Slot) {
-        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        debug_assert_eq!(self.state(slot), SlotState::Private, "{:?}", self.holders(slot));
         let meta = &mut self.metas[slot.index()];
-        meta.state = State::Detached;
+        meta.state = SlotState::Detached;
         meta.sends += 1;
         self.totals.lent += 1;
         self.totals.pinned += 1;
@@ -599,7 +601,7 @@ impl Slots {
             return;
         }
         self.totals.pinned -= 1;
-        if meta.state == State::Detached {
+        if meta.state == SlotState::Detached {
             return self.free_if_unpinned(slot);
         }
         // A clean slot may leave again.

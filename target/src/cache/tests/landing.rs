@@ -1,6 +1,6 @@
 //! Slots set apart for landing data.
 
-use super::super::slots::State;
+use super::super::slots::SlotState;
 use super::*;
 
 const SLOT_LEN: u32 = 4096;
@@ -32,7 +32,7 @@ fn all_landing(case: &Case, offsets: &[usize]) {
     assert_eq!((sorted.len(), slots.set_apart()), (offsets.len(), offsets.len()));
     let landing = (0..256)
         .map(Slot)
-        .filter(|slot| slots.holders(*slot).state == State::Landing)
+        .filter(|slot| slots.holders(*slot).state == SlotState::Landing)
         .map(|slot| slots.offset(slot));
     assert_eq!(landing.collect::<Vec<_>>(), sorted);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rblk_fabric::{PageKind, Region};
 
 use super::super::policy::Slot;
-use super::super::slots::{Install, Slots, State};
+use super::super::slots::{Install, SlotState, Slots};
 use super::*;
 use crate::memory::arena::Arena;
 
@@ -37,7 +37,7 @@ impl Model {
     fn enter(&mut self, slot: Slot, at: (u16, u64), dirty: bool) {
         self.index.insert(at, slot);
         if self.slots.find(VolumeIndex(at.0), at.1).is_none() {
-            assert!(!dirty && self.slots.state(slot) == State::Free, "{at:?} was not kept");
+            assert!(!dirty && self.slots.state(slot) == SlotState::Free, "{at:?} was not kept");
             self.index.remove(&at);
         }
         if dirty {
@@ -135,11 +135,11 @@ impl Model {
         let mut is_full = false;
         for volume in [VOLUME, OTHER] {
             let counts = slots.counts(volume);
-            let of = |is: fn(State) -> bool| {
+            let of = |is: fn(SlotState) -> bool| {
                 let mine = self.index.iter().filter(|((of, _), _)| *of == volume.0);
                 mine.filter(|(_, slot)| is(slots.state(**slot))).count()
             };
-            let (all, dirty) = (of(State::is_in_index), of(State::is_dirty));
+            let (all, dirty) = (of(SlotState::is_in_index), of(SlotState::is_dirty));
             assert_eq!((counts.cached as usize, counts.dirty as usize), (all, dirty), "{what}");
             let Some(max) = slots.max(volume).map(|max| max as usize) else { continue };
             // Dirty blocks stay, and blocks from before the maximum leave a few at a time.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rblk_fabric::{PageKind, Region};
 
 use super::super::policy::Slot;
-use super::super::slots::{Install, Slots, State};
+use super::super::slots::{Install, SlotState, Slots};
 use super::*;
 use crate::memory::arena::Arena;
 
@@ -14,7 +14,7 @@ const SLOTS: usize = 600;
 const VOLUMES: u16 = 3;
 const OTHER: VolumeIndex = VolumeIndex(1);
 
-fn all(slots: &Slots, is: impl Fn(State, u16) -> bool) -> Vec<Slot> {
+fn all(slots: &Slots, is: impl Fn(SlotState, u16) -> bool) -> Vec<Slot> {
     let all = (0..u32::try_from(SLOTS).unwrap()).map(Slot);
     let holds = |slot: &Slot| {
         let holders = slots.holders(*slot);
@@ -26,7 +26,7 @@ fn all(slots: &Slots, is: impl Fn(State, u16) -> bool) -> Vec<Slot> {
 /// Number of clean slots that volumes have above their minimums.
 fn spare(slots: &Slots) -> usize {
     let of = |volume: u16| {
-        let clean = all(slots, |state, of| state == State::Clean && of == volume).len();
+        let clean = all(slots, |state, of| state == SlotState::Clean && of == volume).len();
         clean.saturating_sub(slots.min(VolumeIndex(volume)) as usize)
     };
     (0..VOLUMES).map(of).sum()
@@ -50,7 +50,7 @@ fn finds_what_may_leave(seed: u64) {
                 }
             }
             6..9 => {
-                let cached = all(&slots, |state, of| state == State::Clean && of == volume.0);
+                let cached = all(&slots, |state, of| state == SlotState::Clean && of == volume.0);
                 if !cached.is_empty() {
                     let slot = cached[random.below(cached.len())];
                     slots.touch(slot);
@@ -63,7 +63,7 @@ fn finds_what_may_leave(seed: u64) {
                 slots.for_each_in(volume, first, first + 3, |slots, slot| slots.forget(slot));
             }
             _ => {
-                let free = all(&slots, |state, _| state == State::Free).len();
+                let free = all(&slots, |state, _| state == SlotState::Free).len();
                 let spare = spare(&slots);
                 let slot = slots.allocate_one();
                 let what = format!("seed {seed}, step {step}: {free} are free, {spare} may leave");

@@ -28,9 +28,9 @@ use rblk_fabric::{PageKind, Region};
 use rblk_protocol::Tag;
 use rblk_runtime::Moment;
 
-use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::policy::Slot;
 use super::shard::Shard;
+use super::shard_messages::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::slots::Slots;
 use super::{Landed, OneBlock, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::memory::arena::Arena;

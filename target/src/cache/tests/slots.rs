@@ -6,7 +6,7 @@ use rblk_fabric::{PageKind, Region};
 
 use super::super::SLOT_BYTES;
 use super::super::policy::Slot;
-use super::super::slots::{Install, Slots, State};
+use super::super::slots::{Install, SlotState, Slots};
 use super::Rng;
 use crate::memory::arena::Arena;
 use crate::store::Segment;
@@ -18,7 +18,7 @@ const BLOCKS: u64 = 40;
 
 #[derive(Clone, Copy)]
 struct Kept {
-    state: State,
+    state: SlotState,
     at: (u16, u64),
     since: (u64, u32),
     sends: u32,
@@ -36,7 +36,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let free = Kept {
-            state: State::Free,
+            state: SlotState::Free,
             at: (0, 0),
             since: (0, 0),
             sends: 0,
@@ -51,11 +51,11 @@ impl Model {
     }
 
     fn may_leave(kept: &Kept) -> bool {
-        kept.state == State::Clean && kept.sends == 0 && kept.stores == 0
+        kept.state == SlotState::Clean && kept.sends == 0 && kept.stores == 0
     }
 
     fn clean(&self, volume: u16) -> usize {
-        self.all(|kept| kept.state == State::Clean && kept.at.0 == volume).len()
+        self.all(|kept| kept.state == SlotState::Clean && kept.at.0 == volume).len()
     }
 
     /// Number of slots that may leave, one after the other.
@@ -70,14 +70,14 @@ impl Model {
 
     fn unpin(&mut self, at: usize) {
         let kept = &mut self.slots[at];
-        if kept.state == State::Detached && kept.sends == 0 && kept.stores == 0 {
-            kept.state = State::Free;
+        if kept.state == SlotState::Detached && kept.sends == 0 && kept.stores == 0 {
+            kept.state = SlotState::Free;
         }
     }
 
     fn forget(&mut self, at: usize) {
         self.index.remove(&self.slots[at].at);
-        self.slots[at].state = State::Detached;
+        self.slots[at].state = SlotState::Detached;
         self.unpin(at);
     }
 
@@ -87,8 +87,8 @@ impl Model {
         if let Some(old) = old {
             self.forget(old);
         }
-        let old_since = was.filter(|old| old.state == State::Dirty).map(|old| old.since);
-        let any_since = was.filter(|old| old.state == State::Writing).map(|old| old.since);
+        let old_since = was.filter(|old| old.state == SlotState::Dirty).map(|old| old.since);
+        let any_since = was.filter(|old| old.state == SlotState::Writing).map(|old| old.since);
         let since = match how {
             Install::Clean => None,
             Install::Dirty { order, now_ms } => Some(old_since.unwrap_or((order, now_ms))),
@@ -97,7 +97,7 @@ impl Model {
         self.index.insert(place, at);
         let kept = &mut self.slots[at];
         (kept.at, kept.failed) = (place, false);
-        kept.state = if since.is_some() { State::Dirty } else { State::Clean };
+        kept.state = if since.is_some() { SlotState::Dirty } else { SlotState::Clean };
         kept.since = since.unwrap_or(kept.since);
     }
 
@@ -105,18 +105,18 @@ impl Model {
         self.slots[at].stores -= 1;
         let Kept { since, at: place, state, .. } = self.slots[at];
         let current = match state {
-            State::Writing => Some(at),
+            SlotState::Writing => Some(at),
             _ => self.index.get(&place).copied(),
         };
         let is_dirty = |at: &usize| {
-            *at == current.unwrap_or(SLOTS) && state == State::Writing
-                || self.slots[*at].state == State::Dirty
+            *at == current.unwrap_or(SLOTS) && state == SlotState::Writing
+                || self.slots[*at].state == SlotState::Dirty
         };
         if let Some(current) = current.filter(is_dirty) {
             let current = &mut self.slots[current];
             current.since = current.since.min(since);
             current.failed |= failed;
-            current.state = State::Dirty;
+            current.state = SlotState::Dirty;
         }
         self.unpin(at);
     }
@@ -128,10 +128,10 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
         let is = slots.holders(slot);
         assert_eq!(is.state, kept.state, "seed {seed}: {slot:?}");
         assert_eq!((is.sends, is.stores), (kept.sends, kept.stores), "seed {seed}: {slot:?}");
-        if matches!(kept.state, State::Clean | State::Dirty | State::Writing) {
+        if matches!(kept.state, SlotState::Clean | SlotState::Dirty | SlotState::Writing) {
             assert_eq!((is.block.0.0, is.block.1), kept.at, "seed {seed}: {slot:?}");
         }
-        if matches!(kept.state, State::Dirty | State::Writing) {
+        if matches!(kept.state, SlotState::Dirty | SlotState::Writing) {
             assert_eq!(slots.since(slot), kept.since, "seed {seed}: {slot:?}");
         }
     }
@@ -141,7 +141,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
             let kept = model.index.get(&(volume, block)).copied();
             assert_eq!(found, kept, "seed {seed}: block {block} of {volume}");
         }
-        let dirty = |kept: &Kept| matches!(kept.state, State::Dirty | State::Writing);
+        let dirty = |kept: &Kept| matches!(kept.state, SlotState::Dirty | SlotState::Writing);
         let of = |kept: &Kept| kept.at.0 == volume;
         let failed = model.all(|kept| dirty(kept) && of(kept) && kept.failed).len();
         assert_eq!(slots.failed(VolumeIndex(volume)) as usize, failed, "seed {seed}");
@@ -155,12 +155,12 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
         list.iter().for_each(|(_, slot)| slots.not_written(*slot, false));
         let mut listed: Vec<_> = list.iter().map(|(_, slot)| slot.index()).collect();
         listed.sort_unstable();
-        let expected = model.all(|kept| kept.state == State::Dirty && of(kept));
+        let expected = model.all(|kept| kept.state == SlotState::Dirty && of(kept));
         assert_eq!(listed, expected, "seed {seed}: dirty list of {volume}");
     }
-    let dirty = model.all(|kept| matches!(kept.state, State::Dirty | State::Writing)).len();
+    let dirty = model.all(|kept| matches!(kept.state, SlotState::Dirty | SlotState::Writing)).len();
     assert_eq!(slots.dirty(), dirty, "seed {seed}");
-    let outdated = model.all(|kept| kept.state == State::Detached && kept.stores > 0).len();
+    let outdated = model.all(|kept| kept.state == SlotState::Detached && kept.stores > 0).len();
     assert_eq!(slots.outdated(), outdated, "seed {seed}");
     assert_eq!(slots.cached(), model.index.len(), "seed {seed}");
     let lent: u32 = model.slots.iter().map(|kept| kept.sends).sum();
@@ -169,7 +169,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
 
 /// As many slots can be allocated as are free or may leave, and only those that may leave do.
 fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
-    let free = model.all(|kept| kept.state == State::Free).len();
+    let free = model.all(|kept| kept.state == SlotState::Free).len();
     let leave = model.spare();
     let clean = [0, 1].map(|volume| model.clean(volume));
     let (evictions, mut out) = (slots.evictions(), Vec::new());
@@ -179,7 +179,7 @@ fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     let taken = |slot: usize| out.iter().any(|out| out.0 as usize == slot);
     let mut left = 0usize;
     for at in model.all(Model::may_leave) {
-        if taken(at) || slots.state(Slot(u32::try_from(at).unwrap())) == State::Free {
+        if taken(at) || slots.state(Slot(u32::try_from(at).unwrap())) == SlotState::Free {
             model.forget(at);
             left += 1;
         }
@@ -194,8 +194,12 @@ fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     assert!((needed..=needed + count).contains(&left) || !got, "seed {seed}: {left} left");
     for slot in out {
         let kept = &mut model.slots[slot.index()];
-        assert_eq!(kept.state, State::Free, "seed {seed}: {slot:?} was handed out while in use");
-        kept.state = State::Private;
+        assert_eq!(
+            kept.state,
+            SlotState::Free,
+            "seed {seed}: {slot:?} was handed out while in use"
+        );
+        kept.state = SlotState::Private;
     }
 }
 
@@ -217,7 +221,7 @@ fn run(seed: u64, steps: usize) {
             0..3 => allocate(&mut slots, &mut model, 1 + random.below(6), seed),
             3 => allocate(&mut slots, &mut model, 1 + random.below(SLOTS + 4), seed),
             4..10 => {
-                let private = model.all(|kept| kept.state == State::Private);
+                let private = model.all(|kept| kept.state == SlotState::Private);
                 let Some(at) = any(&mut random, &private) else { continue };
                 let volume = u16::try_from(random.below(VOLUMES.into())).unwrap();
                 let place = (volume, random.below(blocks) as u64);
@@ -231,14 +235,14 @@ fn run(seed: u64, steps: usize) {
                 model.install(at, place, how);
             }
             10 => {
-                let private = model.all(|kept| kept.state == State::Private);
+                let private = model.all(|kept| kept.state == SlotState::Private);
                 let Some(at) = any(&mut random, &private) else { continue };
                 if random.below(2) == 0 {
                     slots.give_back(name(at));
-                    model.slots[at].state = State::Free;
+                    model.slots[at].state = SlotState::Free;
                 } else {
                     slots.lend_private(name(at));
-                    model.slots[at].state = State::Detached;
+                    model.slots[at].state = SlotState::Detached;
                     model.slots[at].sends += 1;
                 }
             }
@@ -258,12 +262,12 @@ fn run(seed: u64, steps: usize) {
             }
             15 | 16 => {
                 let volume = VolumeIndex(u16::try_from(random.below(VOLUMES.into())).unwrap());
-                let dirty = model.all(|k| k.state == State::Dirty && k.at.0 == volume.0);
+                let dirty = model.all(|k| k.state == SlotState::Dirty && k.at.0 == volume.0);
                 let oldest = slots.oldest_dirty(volume).map(|slot| slot.index());
                 let Some(other) = any(&mut random, &dirty) else { continue };
                 let at = oldest.filter(|_| random.below(2) == 0).unwrap_or(other);
                 slots.begin_writing(name(at));
-                model.slots[at].state = State::Writing;
+                model.slots[at].state = SlotState::Writing;
                 model.slots[at].stores += 1;
             }
             20 => {
@@ -279,8 +283,8 @@ fn run(seed: u64, steps: usize) {
                     slots.written(name(at));
                     let kept = &mut model.slots[at];
                     kept.stores -= 1;
-                    if kept.state == State::Writing {
-                        (kept.state, kept.failed) = (State::Clean, false);
+                    if kept.state == SlotState::Writing {
+                        (kept.state, kept.failed) = (SlotState::Clean, false);
                     }
                     model.unpin(at);
                 } else {
@@ -326,16 +330,16 @@ fn run(seed: u64, steps: usize) {
             slots.not_written(name(at), true);
             model.not_written(at, true);
         }
-        if model.slots[at].state == State::Private {
+        if model.slots[at].state == SlotState::Private {
             slots.give_back(name(at));
-            model.slots[at].state = State::Free;
+            model.slots[at].state = SlotState::Free;
         }
     }
     agree(&mut slots, &model, seed);
     (0..VOLUMES).for_each(|volume| slots.set_min(VolumeIndex(volume), 0));
     model.mins = [0; VOLUMES as usize];
     assert_eq!(slots.held().collect::<Vec<_>>(), [], "seed {seed}");
-    model.all(|kept| kept.state == State::Dirty).into_iter().for_each(|at| {
+    model.all(|kept| kept.state == SlotState::Dirty).into_iter().for_each(|at| {
         slots.forget(name(at));
         model.forget(at);
     });
@@ -384,7 +388,7 @@ fn keeps_its_places(seed: u64) {
         let at = line.at(block);
         let is_writing = writing
             .iter()
-            .any(|(_, other, slot)| *other == block && slots.state(*slot) == State::Writing);
+            .any(|(_, other, slot)| *other == block && slots.state(*slot) == SlotState::Writing);
         match random.below(8) {
             // Sometimes several blocks have one order, and so one age.
             0..4 => {
@@ -418,7 +422,7 @@ fn keeps_its_places(seed: u64) {
                 if random.below(2) == 0 {
                     slots.written(slot);
                 } else {
-                    let was_writing = slots.state(slot) == State::Writing;
+                    let was_writing = slots.state(slot) == SlotState::Writing;
                     slots.not_written(slot, random.below(2) == 0);
                     // The newer data takes over this slot's age.
                     if let Some(at) = line.at(block) {

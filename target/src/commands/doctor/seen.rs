@@ -11,7 +11,7 @@ use nix::unistd::{User, geteuid, initgroups, setgid, setuid};
 use rblk_config::key_file::{self, KeyFileError, Side};
 use rblk_config::quoted::Quoted;
 use rblk_config::unit_file::{TARGET_UNIT, UnitFile};
-use rblk_config::{Auth, Backing, ConfigError, TargetConfig, VolumeConfig};
+use rblk_config::{Auth, BackingConfig, ConfigError, TargetConfig, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::operate::defaults::target_name;
@@ -159,8 +159,10 @@ fn of_key(file: &Path, error: &KeyFileError) -> Trouble {
 /// Opens each volume that has a store, and closes it again.
 fn stores(config: &TargetConfig) -> Vec<(String, Option<Trouble>)> {
     let Ok(name) = target_name(config) else { return Vec::new() };
-    let on_files =
-        config.volumes.iter().filter(|volume| matches!(volume.backing(), Ok(Backing::File { .. })));
+    let on_files = config
+        .volumes
+        .iter()
+        .filter(|volume| matches!(volume.backing(), Ok(BackingConfig::File { .. })));
     let open = |volume: &VolumeConfig| {
         let alone = TargetConfig { volumes: vec![volume.clone()], ..config.clone() };
         let error = open_volumes(&alone, &name).err();

@@ -16,9 +16,9 @@ use rblk_protocol::{
     QueueDepth, RejectReason, Version, limits, negotiate,
 };
 
-use crate::control::Limits;
+use crate::control::ConnectionLimits;
 use crate::control::connect::grant::Terms;
-use crate::control::core::{Admitted, Introduction, NO_KEYS, Refused};
+use crate::control::core::{Admitted, ConnectRefusal, Introduction, NO_KEYS};
 use crate::control::peers::peer_lines::{PeerLine, PeerLines};
 use crate::data::connection::{
     BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue, SpareMemory, slots_of_recv,
@@ -48,7 +48,7 @@ const _: () = {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::control) struct House {
     /// The parameters that it offers.
-    pub(in crate::control) limits: Limits,
+    pub(in crate::control) limits: ConnectionLimits,
     /// Its run.
     pub(in crate::control) instance: InstanceId,
     /// Hosts must prove their keys.
@@ -131,7 +131,7 @@ pub(in crate::control) fn agree(
     asked: &HelloRequest,
     house: &House,
     device: &Device,
-) -> Result<HelloAccept, Refused> {
+) -> Result<HelloAccept, ConnectRefusal> {
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce.0).map_err(|error| no_room(error.to_string()))?;
     let agreed = negotiate(asked, &offer(house, nonce, device, asked.kind)).map_err(|reason| {
@@ -147,10 +147,10 @@ pub(in crate::control) fn agree(
                 format!("max I/O of {} bytes is below {}", asked.io_max_bytes, limits::IO_MIN_BYTES)
             }
         };
-        Refused { reason, text }
+        ConnectRefusal { reason, text }
     })?;
     if house.requires_proof && !agreed.features.has(Features::AUTH) {
-        return Err(Refused { reason: RejectReason::NotAllowed, text: NO_KEYS.to_owned() });
+        return Err(ConnectRefusal { reason: RejectReason::NotAllowed, text: NO_KEYS.to_owned() });
     }
     check_encryption(asked.kind, house, device, agreed.features)?;
     Ok(agreed)
@@ -163,7 +163,7 @@ fn check_encryption(
     house: &House,
     device: &Device,
     agreed: Features,
-) -> Result<(), Refused> {
+) -> Result<(), ConnectRefusal> {
     let caps = device.caps();
     let must = house.limits.encrypt == Encrypt::Required
         && caps.transport == Transport::SoftTcp
@@ -172,14 +172,14 @@ fn check_encryption(
         return Ok(());
     }
     let text = if caps.encrypts { NOT_ENCRYPTED } else { CANNOT_ENCRYPT };
-    Err(Refused { reason: RejectReason::NotEncrypted, text: text.to_owned() })
+    Err(ConnectRefusal { reason: RejectReason::NotEncrypted, text: text.to_owned() })
 }
 
 /// The part of an agreed admin connection that its handshake covers.
 pub(in crate::control) fn introduction(
     incoming: &Incoming,
     accept: &HelloAccept,
-) -> Result<Option<Introduction>, Refused> {
+) -> Result<Option<Introduction>, ConnectRefusal> {
     if !accept.features.has(Features::AUTH) {
         return Ok(None);
     }
@@ -193,9 +193,10 @@ pub(in crate::control) fn introduction(
 }
 
 /// Both hellos as they are sent.
-fn hellos(incoming: &Incoming, accept: &HelloAccept) -> Result<Hellos, Refused> {
-    Hellos::from_private_data(&incoming.hello().0, &accept.to_wire())
-        .map_err(|error| Refused { reason: RejectReason::Malformed, text: error.to_string() })
+fn hellos(incoming: &Incoming, accept: &HelloAccept) -> Result<Hellos, ConnectRefusal> {
+    Hellos::from_private_data(&incoming.hello().0, &accept.to_wire()).map_err(|error| {
+        ConnectRefusal { reason: RejectReason::Malformed, text: error.to_string() }
+    })
 }
 
 /// Bytes of memory that a connection on these terms takes by a device.
@@ -230,7 +231,7 @@ fn layout(accept: &HelloAccept, kind: ConnectionKind) -> Layout {
 pub(in crate::control) fn reads_out(
     incoming: &Incoming,
     asked: &HelloRequest,
-) -> Result<u8, Refused> {
+) -> Result<u8, ConnectRefusal> {
     if asked.kind == ConnectionKind::Admin {
         return Ok(0);
     }
@@ -371,8 +372,8 @@ fn most_in_capsule(accept: &HelloAccept) -> u32 {
 }
 
 /// A refusal for lack of resources.
-pub(in crate::control) fn no_room(text: impl Into<String>) -> Refused {
-    Refused { reason: RejectReason::LimitReached, text: text.into() }
+pub(in crate::control) fn no_room(text: impl Into<String>) -> ConnectRefusal {
+    ConnectRefusal { reason: RejectReason::LimitReached, text: text.into() }
 }
 
 /// Logs that a connection was refused. The usual retries of initiators after a start of the target
@@ -381,9 +382,9 @@ pub(in crate::control) fn log_refusal(
     lines: &mut PeerLines,
     asked: &HelloRequest,
     peer: &str,
-    refused: &Refused,
+    refused: &ConnectRefusal,
 ) {
-    let Refused { reason, text } = refused;
+    let ConnectRefusal { reason, text } = refused;
     if !lines.may_say(PeerLine::Refused, peer, text, Instant::now()) {
         return;
     }
@@ -425,7 +426,7 @@ mod tests {
     use crate::volume::ids::{AdmissionId, SessionIndex};
 
     fn house(requires_proof: bool) -> House {
-        let limits = Limits {
+        let limits = ConnectionLimits {
             queue_depth_max: 512,
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
@@ -474,7 +475,7 @@ mod tests {
         let both = Features::AUTH.or(Features::ENCRYPT);
         let house = |encrypt| {
             let House { limits, .. } = house(true);
-            House { limits: Limits { encrypt, ..limits }, ..house(true) }
+            House { limits: ConnectionLimits { encrypt, ..limits }, ..house(true) }
         };
         let agreed = |encrypt, device: &Device, kind, features| {
             let asked = HelloRequest { features, ..asked(kind) };

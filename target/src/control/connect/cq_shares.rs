@@ -1,6 +1,6 @@
 //! [`CqShares`]: the entries that each account has of each CQ. Pure.
 //!
-//! A CQ of a poll group has room for the WRs of many connections, and no more. An [`Account`] may
+//! A CQ of a poll group has room for the WRs of many connections, and no more. An [`Payer`] may
 //! have at most three quarters of the entries that the others leave, so that one that connects
 //! often or deep leaves room for a next one. A connection is booked on its address until it has
 //! proven its session. All strangers together have at most a quarter of a CQ, from however many
@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use rblk_protocol::RejectReason;
 
-use crate::control::core::Refused;
-use crate::control::peers::account::Account;
+use crate::control::core::ConnectRefusal;
+use crate::control::peers::account::Payer;
 use crate::volume::ids::AdmissionId;
 
 /// The CQ of a device in a poll group.
@@ -26,7 +26,7 @@ pub(in crate::control) struct CqPlace {
 #[derive(Debug)]
 struct CqShare {
     cq: CqPlace,
-    account: Account,
+    account: Payer,
     entries: u32,
     is_stranger: bool,
 }
@@ -36,7 +36,7 @@ struct CqShare {
 pub(in crate::control) struct CqShares {
     by_connection: BTreeMap<AdmissionId, CqShare>,
     // Entries taken.
-    by_account: BTreeMap<(CqPlace, Account), u32>,
+    by_account: BTreeMap<(CqPlace, Payer), u32>,
     by_cq: BTreeMap<CqPlace, u32>,
     by_strangers: BTreeMap<CqPlace, u32>,
 }
@@ -59,7 +59,7 @@ impl NoEntries {
     }
 }
 
-impl From<NoEntries> for Refused {
+impl From<NoEntries> for ConnectRefusal {
     fn from(why: NoEntries) -> Self {
         let reason = match why {
             NoEntries::Share(_) => RejectReason::LimitReached,
@@ -78,7 +78,7 @@ impl CqShares {
         &mut self,
         id: AdmissionId,
         cq: CqPlace,
-        account: Account,
+        account: Payer,
         entries: u32,
         capacity: u32,
     ) -> Result<(), NoEntries> {
@@ -105,7 +105,7 @@ impl CqShares {
         &mut self,
         id: AdmissionId,
         cq: CqPlace,
-        account: Account,
+        account: Payer,
         entries: u32,
         capacity: u32,
     ) -> Result<(), NoEntries> {
@@ -132,7 +132,7 @@ impl CqShares {
     pub(in crate::control) fn book_on(
         &mut self,
         id: AdmissionId,
-        account: Account,
+        account: Payer,
         capacity: impl FnOnce(CqPlace) -> u32,
     ) -> Result<(), NoEntries> {
         let Some(CqShare { cq, entries, .. }) = self.by_connection.get(&id) else { return Ok(()) };
@@ -191,14 +191,14 @@ mod tests {
     use super::*;
     use crate::control::peers::account::Origin;
 
-    fn from(peer: &str) -> Account {
-        Account::Origin(Origin::of(peer))
+    fn from(peer: &str) -> Payer {
+        Payer::Origin(Origin::of(peer))
     }
 
     #[test]
     fn naming_a_session_takes_no_share_of_its_host() {
         let mut shares = CqShares::default();
-        let (cq, host) = (CqPlace { device: 0, group: 0 }, Account::Host(HostId([1; 16])));
+        let (cq, host) = (CqPlace { device: 0, group: 0 }, Payer::Host(HostId([1; 16])));
         let take = |shares: &mut CqShares, id, peer: &str, entries| {
             shares.take(AdmissionId(id), cq, from(peer), entries, 1000)
         };
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn strangers_from_anywhere_have_a_quarter_together() {
         let mut shares = CqShares::default();
-        let (cq, host) = (CqPlace { device: 0, group: 0 }, Account::Host(HostId([1; 16])));
+        let (cq, host) = (CqPlace { device: 0, group: 0 }, Payer::Host(HostId([1; 16])));
         let stranger = |shares: &mut CqShares, id: u64, entries| {
             let account = from(&format!("10.0.0.{id}:1"));
             shares.take_for_stranger(AdmissionId(id), cq, account, entries, 1000)

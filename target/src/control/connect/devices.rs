@@ -7,7 +7,7 @@
 //! A CQ that broke is made anew when the next connection for it comes, but only after its poll
 //! group gave the old CQ back: until then the old QPs are being destroyed. A device without any CQ
 //! leaves the table. When a connection comes by it again, it is registered as a new device, as
-//! after a reset or when it is plugged in again (`registering`).
+//! after a reset or when it is plugged in again (`registration`).
 
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ impl DeviceEntry {
 
 /// The memory that every device registers.
 #[derive(Clone, Debug)]
-pub(in crate::control) struct Shared {
+pub(in crate::control) struct TargetMemory {
     // One region, cut among the poll groups.
     arena: Arc<Region>,
     zeros: Arc<Region>,
@@ -106,7 +106,7 @@ pub(in crate::control) struct Registered {
     memory: Option<PollerMemory>,
 }
 
-impl Shared {
+impl TargetMemory {
     /// Registers the memory that all connections share, if they do. Much memory takes long.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Shared {
 impl Registered {
     /// Catches up with the volumes that came, went or got other memory since the start. A volume in
     /// memory that is resized keeps its index and has another region.
-    fn follow(&mut self, shared: &Shared) -> Result<()> {
+    fn follow(&mut self, shared: &TargetMemory) -> Result<()> {
         let Some(memory) = self.memory.as_mut() else { return Ok(()) };
         let is_of = |index: VolumeIndex, mr: &MemoryRegion, of: &(VolumeIndex, Arc<Region>)| {
             index == of.0 && Arc::ptr_eq(mr.region(), &of.1)
@@ -161,7 +161,7 @@ impl Registered {
 pub(in crate::control) struct Devices {
     // By place.
     entries: Vec<Option<DeviceEntry>>,
-    shared: Shared,
+    shared: TargetMemory,
     // The RDMA devices that may be used, by name; `None`: all.
     allowed: Option<Vec<String>>,
     vectors: Vectors,
@@ -184,13 +184,13 @@ impl Devices {
             true => MemoryOrder::Relaxed,
             false => MemoryOrder::Strict,
         };
-        let shared = Shared { arena, zeros, volumes: volumes.collect(), order };
+        let shared = TargetMemory { arena, zeros, volumes: volumes.collect(), order };
         let vectors = Vectors::of_cpus(running.cpus.clone().unwrap_or_default());
         Self { entries: Vec::new(), shared, allowed: running.devices.clone(), vectors }
     }
 
     /// The memory that devices register.
-    pub(in crate::control) fn shared(&self) -> &Shared {
+    pub(in crate::control) fn shared(&self) -> &TargetMemory {
         &self.shared
     }
 
@@ -414,7 +414,7 @@ mod tests {
     fn a_device_that_is_being_registered_follows_the_memory_of_a_volume() {
         let region = || Region::allocate(4096, PageKind::Normal).unwrap();
         let (index, other) = (VolumeIndex(3), VolumeIndex(4));
-        let before = Shared {
+        let before = TargetMemory {
             arena: region(),
             zeros: region(),
             volumes: vec![(index, region()), (other, region())],
@@ -423,7 +423,7 @@ mod tests {
         let mut new = before.register(&Device::Soft(Network::new(1).device())).unwrap();
         // The volume is resized meanwhile: it keeps its index and has other memory.
         let resized = region();
-        let after = Shared {
+        let after = TargetMemory {
             volumes: vec![(other, Arc::clone(&before.volumes[1].1)), (index, Arc::clone(&resized))],
             ..before.clone()
         };

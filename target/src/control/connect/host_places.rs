@@ -1,10 +1,10 @@
 //! [`HostPlaces`]: the hosts of sessions, for the shares of the arena. Pure.
 //!
-//! A host is the [`Account`] of the connections of a session.
+//! A host is the [`Payer`] of the connections of a session.
 
 use std::collections::BTreeMap;
 
-use crate::control::peers::account::Account;
+use crate::control::peers::account::Payer;
 use crate::volume::ids::{HostIndex, SessionIndex};
 
 #[derive(Debug)]
@@ -17,8 +17,8 @@ struct PlaceOfHost {
 /// See the module.
 #[derive(Debug, Default)]
 pub(in crate::control) struct HostPlaces {
-    places: BTreeMap<Account, PlaceOfHost>,
-    by_session: BTreeMap<SessionIndex, Account>,
+    places: BTreeMap<Payer, PlaceOfHost>,
+    by_session: BTreeMap<SessionIndex, Payer>,
     // Places that were in use and are free.
     free: Vec<HostIndex>,
 }
@@ -28,7 +28,7 @@ impl HostPlaces {
     pub(in crate::control) fn put(
         &mut self,
         session: SessionIndex,
-        host: Account,
+        host: Payer,
     ) -> Option<HostIndex> {
         if self.by_session.get(&session).is_some_and(|former| *former == host) {
             return None;
@@ -67,8 +67,8 @@ mod tests {
         SessionIndex { index, life }
     }
 
-    fn of(host: &str) -> Account {
-        Account::Origin(Origin::Other(host.to_owned()))
+    fn of(host: &str) -> Payer {
+        Payer::Origin(Origin::Other(host.to_owned()))
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Control {
         let CqPlace { device: poller, group } = cq;
         if let Some(queue) = queue {
             let io = Arc::clone(&params.io);
-            self.tally.add(id, tally::Queue { session, queue, group, device, io });
+            self.tally.add(id, tally::IoConnection { session, queue, group, device, io });
         }
         let epoch = epoch.0;
         if self.core.lines().may_write(PeerLine::Connection, Instant::now()) {

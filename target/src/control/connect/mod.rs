@@ -8,6 +8,6 @@ pub(super) mod file_room;
 pub mod grant;
 pub(super) mod host_places;
 pub(super) mod making;
-pub(crate) mod registering;
+pub(crate) mod registration;
 pub(super) mod tally;
 pub(super) mod vectors;

@@ -10,7 +10,7 @@ use crate::volume::traffic::{IoCounts, IoStats};
 
 /// An I/O connection.
 #[derive(Debug)]
-pub(in crate::control) struct Queue {
+pub(in crate::control) struct IoConnection {
     /// Its session.
     pub(in crate::control) session: SessionIndex,
     /// Its number there.
@@ -26,7 +26,7 @@ pub(in crate::control) struct Queue {
 /// The I/O connections, and the counts of those that ended.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Tally {
-    queues: BTreeMap<AdmissionId, Queue>,
+    queues: BTreeMap<AdmissionId, IoConnection>,
     // Of connections that ended.
     by_session: HashMap<SessionIndex, IoCounts>,
     by_device: HashMap<String, IoCounts>,
@@ -34,7 +34,7 @@ pub(in crate::control) struct Tally {
 
 impl Tally {
     /// Adds a connection.
-    pub(in crate::control) fn add(&mut self, id: AdmissionId, queue: Queue) {
+    pub(in crate::control) fn add(&mut self, id: AdmissionId, queue: IoConnection) {
         self.queues.insert(id, queue);
     }
 
@@ -62,7 +62,7 @@ impl Tally {
         for queue in self.queues.values().filter(|queue| queue.session == session) {
             let io = queue.io.snapshot();
             sum.add(&io);
-            let Queue { queue, group: poll_group, ref device, .. } = *queue;
+            let IoConnection { queue, group: poll_group, ref device, .. } = *queue;
             queues.push(QueueStatus { queue, poll_group, device: device.clone(), io });
         }
         queues.sort_by_key(|queue| queue.queue);
@@ -94,7 +94,7 @@ mod tests {
             let io = Arc::new(IoStats::default());
             io.begin();
             (0..reads).for_each(|_| io.answered(read, 0, false));
-            Queue { session, queue, group: 0, device: "mlx5_0".to_owned(), io }
+            IoConnection { session, queue, group: 0, device: "mlx5_0".to_owned(), io }
         };
         tally.add(AdmissionId(1), queue(first, 1, 10));
         tally.add(AdmissionId(2), queue(first, 0, 20));

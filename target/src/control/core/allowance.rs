@@ -11,8 +11,8 @@ use rblk_protocol::width::wide64;
 use super::budget::Budget;
 use super::hosts::Host;
 use super::proof::Rights;
-use super::{Core, Refused, refused};
-use crate::control::peers::account::Account;
+use super::{ConnectRefusal, Core, refused};
+use crate::control::peers::account::Payer;
 use crate::control::peers::session::Session;
 use crate::volume::ids::SessionIndex;
 
@@ -41,7 +41,7 @@ impl Used {
 }
 
 impl Core {
-    fn used_by(&self, account: &Account) -> Used {
+    fn used_by(&self, account: &Payer) -> Used {
         let theirs = self.sessions.iter().filter(|session| session.account == *account);
         theirs.fold(Used::default(), Used::and)
     }
@@ -59,7 +59,7 @@ impl Core {
     /// The text for the peer names the limit.
     pub(super) fn check_new_session(
         &self,
-        account: &Account,
+        account: &Payer,
         host: Option<&Host>,
         memory_bytes: u64,
     ) -> Result<(), String> {
@@ -84,7 +84,7 @@ impl Core {
         &self,
         session: SessionIndex,
         memory_bytes: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ConnectRefusal> {
         let Some(state) = self.sessions.get(session) else { return Ok(()) };
         let host = match self.rights(session) {
             Rights::Of(host) => Some(host),

@@ -23,7 +23,7 @@
 //! are two exceptions. A step that changes the length of a file (store, cut back) is waited for: if
 //! it were given up, it could cut the file later, under newer writes of hosts. And a removal by
 //! force always ends, since its hosts have lost the volume when it begins. Blocks that cannot be
-//! written are given up ([`Step::Abandon`]), and no host that held the volume may resume.
+//! written are given up ([`VolumeStep::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Record" makes durable, before a host may write, that writes are at risk
 //! ([`AtRisk`](crate::record::AtRisk)). "Lower" records a smaller risk. If that cannot be written,
@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::{Name, Status};
 
-use super::{Core, Effect, Notice, Step};
+use super::{Core, Effect, Notice, VolumeStep};
 use crate::cache::SLOT_BYTES;
 use crate::record::AtRisk;
 use crate::record::holders::ServedFrom;
@@ -137,11 +137,11 @@ pub enum OrderError {
     },
 }
 
-impl Step {
+impl VolumeStep {
     // A step that may fail late and can be given up, since its wait changes nothing. A file's
     // length does not qualify: a late change would cut off newer writes of hosts.
     fn has_deadline(self) -> bool {
-        use Step::{Clone, Close, Hold, Lower, Probe, Quiet, Record, WriteBack};
+        use VolumeStep::{Clone, Close, Hold, Lower, Probe, Quiet, Record, WriteBack};
         matches!(self, Record | Lower | Close | WriteBack | Quiet | Probe | Hold | Clone)
     }
 
@@ -173,9 +173,9 @@ pub(super) struct Alteration {
     end: AlterationEnd,
     is_forced: bool,
     // The step under way, and those behind it.
-    steps: VecDeque<Step>,
+    steps: VecDeque<VolumeStep>,
     // The steps that are done.
-    done: Vec<Step>,
+    done: Vec<VolumeStep>,
     since: Instant,
     // Since when writes are held.
     held: Option<Instant>,
@@ -190,8 +190,8 @@ impl Alteration {
     // groups have forgotten it.
     fn must_go(&self) -> bool {
         let step = self.steps.front().copied();
-        let is_late = self.is_forced || step == Some(Step::Drop);
-        self.end == AlterationEnd::Removed && is_late && step != Some(Step::Abandon)
+        let is_late = self.is_forced || step == Some(VolumeStep::Drop);
+        self.end == AlterationEnd::Removed && is_late && step != Some(VolumeStep::Abandon)
     }
 }
 
@@ -199,7 +199,7 @@ impl Alteration {
     /// Logs once that a step that cannot be given up takes long, and that other changes wait for
     /// it.
     fn tell_if_late(&mut self, now: Instant) {
-        let at_store = matches!(self.steps.front(), Some(Step::Store | Step::CutBack));
+        let at_store = matches!(self.steps.front(), Some(VolumeStep::Store | VolumeStep::CutBack));
         let is_late = now.saturating_duration_since(self.since) > STEP_DEADLINE;
         if at_store && is_late && !std::mem::replace(&mut self.is_told, true) {
             tracing::error!(
@@ -212,24 +212,24 @@ impl Alteration {
 }
 
 /// The steps that make one volume of another.
-fn steps_between(before: &Volume, after: &Volume) -> Vec<Step> {
+fn steps_between(before: &Volume, after: &Volume) -> Vec<VolumeStep> {
     let risk = |volume: &Volume| {
         let by_writes = AtRisk::by_writes_to(volume).filter(|_| !volume.read_only);
         by_writes.unwrap_or(AtRisk::Nothing)
     };
     let mut steps = steps_to(before, after);
     if risk(after) > risk(before) {
-        steps.insert(0, Step::Record);
+        steps.insert(0, VolumeStep::Record);
     }
     if AtRisk::by_writes_to(after) < AtRisk::by_writes_to(before) {
-        steps.insert(steps.len() - 1, Step::Lower);
+        steps.insert(steps.len() - 1, VolumeStep::Lower);
     }
     steps
 }
 
 /// The steps that change the volume itself.
-fn steps_to(before: &Volume, after: &Volume) -> Vec<Step> {
-    use Step::{Access, Add, Close, Drop, Grow, Hold, Quiet, Reshape, Store, WriteBack};
+fn steps_to(before: &Volume, after: &Volume) -> Vec<VolumeStep> {
+    use VolumeStep::{Access, Add, Close, Drop, Grow, Hold, Quiet, Reshape, Store, WriteBack};
     let becomes_read_only = after.read_only && !before.read_only;
     let (was, bytes) = (before.size_bytes(), after.size_bytes());
     let is_partial = was % (SLOT_BYTES as u64) != 0 && before.cache != CacheMode::None;
@@ -258,24 +258,29 @@ fn steps_to(before: &Volume, after: &Volume) -> Vec<Step> {
 }
 
 /// The steps that lead back when one failed after these. `grew`: the volume was to be larger.
-fn steps_back(done: &[Step], failed: Option<Step>, is_new: bool, grew: bool) -> Vec<Step> {
+fn steps_back(
+    done: &[VolumeStep],
+    failed: Option<VolumeStep>,
+    is_new: bool,
+    grew: bool,
+) -> Vec<VolumeStep> {
     let has = |step| done.contains(&step);
     let mut back = match () {
         // Some poll groups may serve it.
-        () if is_new => vec![Step::Drop],
-        () if has(Step::Hold) => vec![Step::Access],
-        () if !has(Step::Close) => Vec::new(),
-        () if has(Step::Drop) => vec![Step::Add, Step::Access],
-        () if has(Step::Reshape) => vec![Step::Reshape, Step::Access],
-        () => vec![Step::Access],
+        () if is_new => vec![VolumeStep::Drop],
+        () if has(VolumeStep::Hold) => vec![VolumeStep::Access],
+        () if !has(VolumeStep::Close) => Vec::new(),
+        () if has(VolumeStep::Drop) => vec![VolumeStep::Add, VolumeStep::Access],
+        () if has(VolumeStep::Reshape) => vec![VolumeStep::Reshape, VolumeStep::Access],
+        () => vec![VolumeStep::Access],
     };
-    if !is_new && (has(Step::Record) || failed == Some(Step::Record)) {
-        back.push(Step::Lower);
+    if !is_new && (has(VolumeStep::Record) || failed == Some(VolumeStep::Record)) {
+        back.push(VolumeStep::Lower);
     }
-    let is_longer = has(Step::Store) || failed == Some(Step::Store);
+    let is_longer = has(VolumeStep::Store) || failed == Some(VolumeStep::Store);
     // Commands of a shard that has the new size may have come to the end of the file.
-    if grew && !is_new && is_longer && !has(Step::Grow) && !has(Step::Reshape) {
-        back.push(Step::CutBack);
+    if grew && !is_new && is_longer && !has(VolumeStep::Grow) && !has(VolumeStep::Reshape) {
+        back.push(VolumeStep::CutBack);
     }
     back
 }
@@ -338,7 +343,7 @@ impl Core {
         let is_forced = matches!(order, VolumeOrder::Remove { force: true, .. });
         let (volume, before, end, steps) = match order {
             VolumeOrder::Add(volume) => {
-                let steps = vec![Step::Record, Step::Add, Step::Access];
+                let steps = vec![VolumeStep::Record, VolumeStep::Add, VolumeStep::Access];
                 (volume, None, AlterationEnd::Served, steps)
             }
             VolumeOrder::Remove { volume, .. } => {
@@ -347,18 +352,18 @@ impl Core {
                 self.take_from_all(volume.index);
                 let steps = match volume.placement {
                     Placement::Store => {
-                        use Step::{Close, Drop, Lower, Quiet, WriteBack};
+                        use VolumeStep::{Close, Drop, Lower, Quiet, WriteBack};
                         vec![Close, WriteBack, Quiet, Drop, Lower]
                     }
                     Placement::Memory(_) | Placement::Null => {
-                        vec![Step::Close, Step::Quiet, Step::Drop]
+                        vec![VolumeStep::Close, VolumeStep::Quiet, VolumeStep::Drop]
                     }
                 };
                 (Arc::clone(&volume), Some(volume), AlterationEnd::Removed, steps)
             }
             VolumeOrder::WriteBack(volume) => {
                 let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
-                let steps = vec![Step::WriteBack];
+                let steps = vec![VolumeStep::WriteBack];
                 (Arc::clone(&volume), Some(volume), AlterationEnd::Served, steps)
             }
             VolumeOrder::Alter { volume, .. } => {
@@ -368,7 +373,7 @@ impl Core {
                 (volume, Some(before), AlterationEnd::Served, steps)
             }
             VolumeOrder::Snapshot(volume) => {
-                use Step::{Access, Clone, Hold, Probe, WriteBack};
+                use VolumeStep::{Access, Clone, Hold, Probe, WriteBack};
                 let steps = vec![Probe, WriteBack, Hold, WriteBack, Clone, Access];
                 (Arc::clone(&volume), Some(volume), AlterationEnd::Served, steps)
             }
@@ -402,7 +407,7 @@ impl Core {
     pub(super) fn is_closed(&self, volume: VolumeIndex) -> bool {
         self.alteration.as_ref().is_some_and(|alteration| {
             let mut steps = alteration.steps.iter().chain(&alteration.done);
-            alteration.volume.index == volume && steps.any(|step| *step == Step::Close)
+            alteration.volume.index == volume && steps.any(|step| *step == VolumeStep::Close)
         })
     }
 
@@ -416,7 +421,8 @@ impl Core {
         self.latest = now;
         let Some(alteration) = &mut self.alteration else { return };
         alteration.since = now;
-        let cannot_fail = matches!(alteration.steps.front(), Some(Step::Abandon | Step::Lower));
+        let cannot_fail =
+            matches!(alteration.steps.front(), Some(VolumeStep::Abandon | VolumeStep::Lower));
         match if cannot_fail { Ok(()) } else { result } {
             Ok(()) => alteration.done.extend(alteration.steps.pop_front()),
             Err(_) if alteration.failure.is_some() => {
@@ -425,7 +431,7 @@ impl Core {
             }
             Err(failure) if alteration.must_go() => {
                 alteration.done.extend(alteration.steps.front().filter(|s| s.has_deadline()));
-                alteration.steps = VecDeque::from([Step::Abandon]);
+                alteration.steps = VecDeque::from([VolumeStep::Abandon]);
                 let volume = Arc::clone(&alteration.volume);
                 self.abandon(&volume, failure);
             }
@@ -462,9 +468,9 @@ impl Core {
     fn begin_step(&mut self) {
         let Some(alteration) = &mut self.alteration else { return };
         match alteration.steps.front() {
-            Some(Step::Hold) => {
+            Some(VolumeStep::Hold) => {
                 alteration.held = Some(alteration.since);
-                self.effects.push_back(Effect::Step(Step::Hold));
+                self.effects.push_back(Effect::Step(VolumeStep::Hold));
             }
             Some(step) => self.effects.push_back(Effect::Step(*step)),
             None => self.end_alteration(),
@@ -535,7 +541,7 @@ impl Core {
         let (since, deadline, what) = match alteration.held {
             Some(held) => {
                 let mut steps = alteration.steps.iter();
-                let what = match steps.any(|step| *step == Step::Clone) {
+                let what = match steps.any(|step| *step == VolumeStep::Clone) {
                     true => "the writes in flight, its dirty blocks and the clone",
                     false => "the writes in flight and its dirty blocks",
                 };

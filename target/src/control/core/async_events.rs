@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
 
-use super::{Answer, ConnectionRef, Core, refuse};
+use super::{AdminAnswer, ConnectionRef, Core, refuse};
 use crate::control::peers::session::Session;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 
@@ -94,18 +94,18 @@ impl Core {
         from: ConnectionRef,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Answer {
+    ) -> AdminAnswer {
         let (tag, epoch) = (command.tag, command.epoch);
         if self.events.count(session) >= PARKED_PER_SESSION {
             return refuse(Status::LimitReached);
         }
         if let Some(event) = self.drain.news_for(session, epoch) {
-            return Answer::Now(Status::Ok, event as u32, Vec::new());
+            return AdminAnswer::Now(Status::Ok, event as u32, Vec::new());
         }
         if self.events.untold.remove(&session) {
-            return Answer::Now(Status::Ok, AsyncEvent::VolumesChanged as u32, Vec::new());
+            return AdminAnswer::Now(Status::Ok, AsyncEvent::VolumesChanged as u32, Vec::new());
         }
         self.events.parked.push(Parked { from, tag, session, epoch });
-        Answer::Later
+        AdminAnswer::Later
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rblk_protocol::{AccessMode, OpenRequest, Status};
 
 use super::open::{Settling, Stage, held_by};
-use super::{Answer, Core, EventKind, Notice, Occurrence, Ticket, refuse};
+use super::{AdminAnswer, Core, EventKind, Notice, Occurrence, Ticket, refuse};
 use crate::record::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::volume::Volume;
 use crate::volume::ids::SessionIndex;
@@ -161,10 +161,10 @@ impl Core {
                 let at = at.min(self.waiting_opens.len());
                 self.waiting_opens.insert(at, open);
             }
-            Err(Answer::Now(status, value, payload)) => {
+            Err(AdminAnswer::Now(status, value, payload)) => {
                 self.reply(open.from, open.tag, status, value, payload);
             }
-            Err(Answer::Later) => {}
+            Err(AdminAnswer::Later) => {}
         }
         true
     }

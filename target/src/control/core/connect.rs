@@ -6,8 +6,8 @@ use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::{ConnectionKind, Epoch, HelloRequest, RejectReason, SessionId};
 
 use super::admissions::{Evicted, Member, Stranger};
+use super::connect_refusal::{ConnectRefusal, refused};
 use super::proof::{Introduction, NO_KEYS};
-use super::refused::{Refused, refused};
 use super::{Core, Effect, QUIESCE_DEADLINE};
 use crate::control::peers::account::Origin;
 use crate::control::peers::session::Session;
@@ -52,7 +52,7 @@ pub struct Admitted {
 }
 
 /// The refusal when no place is left for an unproven connection.
-fn crowded(text: String) -> Refused {
+fn crowded(text: String) -> ConnectRefusal {
     refused(RejectReason::Crowded, text)
 }
 
@@ -61,7 +61,7 @@ impl Core {
     ///
     /// # Errors
     /// Why the connection is refused.
-    pub fn connect(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, Refused> {
+    pub fn connect(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, ConnectRefusal> {
         self.latest = now;
         if self.drain.has_begun() {
             return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
@@ -75,7 +75,11 @@ impl Core {
     /// An admin connection is a stranger. Its LOGIN decides; the check here only refuses a hopeless
     /// one early. If hosts prove their keys, only the sealed reply to LOGIN says that a session is
     /// lost: an impostor could say it here.
-    fn connect_admin(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, Refused> {
+    fn connect_admin(
+        &mut self,
+        knock: &Knock<'_>,
+        now: Instant,
+    ) -> Result<Admitted, ConnectRefusal> {
         let Knock { asked, introduction, peer, memory_bytes, fresh, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let handshake = self.new_handshake(introduction.as_ref())?;
@@ -106,7 +110,7 @@ impl Core {
         knock: &Knock<'_>,
         queue: u16,
         now: Instant,
-    ) -> Result<Admitted, Refused> {
+    ) -> Result<Admitted, ConnectRefusal> {
         let Knock { asked, introduction, peer, memory_bytes, is_encrypted, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let epoch = asked.epoch;

@@ -5,7 +5,7 @@ use rblk_protocol::{
     AccessMode, CommandCapsule, Status, VolumeEntry, VolumeFlags, VolumeHandle, VolumeListHeader,
 };
 
-use super::{Answer, ConnectionRef, Core, refuse};
+use super::{AdminAnswer, ConnectionRef, Core, refuse};
 use crate::data::connection::REPLY_AREA_BYTES;
 use crate::volume::Volume;
 use crate::volume::ids::SessionIndex;
@@ -20,7 +20,7 @@ impl Core {
         from: ConnectionRef,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Answer {
+    ) -> AdminAnswer {
         let room = command.buffer.map_or(0, |b| wide(b.length)).min(REPLY_AREA_BYTES);
         let room = room.saturating_sub(self.seals.overhead(from));
         if command.volume != VolumeHandle(0) {
@@ -37,11 +37,11 @@ impl Core {
         for volume in page {
             payload.extend(self.entry(volume, AccessMode::Exclusive).to_wire());
         }
-        Answer::Now(Status::Ok, narrow(payload.len()), payload)
+        AdminAnswer::Now(Status::Ok, narrow(payload.len()), payload)
     }
 
     /// One volume, as a session that has it open sees it now.
-    fn list_opened(&self, session: SessionIndex, handle: VolumeHandle, room: usize) -> Answer {
+    fn list_opened(&self, session: SessionIndex, handle: VolumeHandle, room: usize) -> AdminAnswer {
         let opened = Volume::index_of(handle).and_then(|index| {
             let mode = self.sessions.get(session)?.mode_of(index)?;
             Some((self.exports.volume(index)?, mode))
@@ -52,7 +52,7 @@ impl Core {
         }
         let mut payload = VolumeListHeader { entries: 1, total: 1 }.to_wire().to_vec();
         payload.extend(self.entry(volume, mode).to_wire());
-        Answer::Now(Status::Ok, narrow(payload.len()), payload)
+        AdminAnswer::Now(Status::Ok, narrow(payload.len()), payload)
     }
 
     /// The entry of a volume for a session that opens it in that mode.

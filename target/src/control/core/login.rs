@@ -12,8 +12,10 @@ use rblk_protocol::{
 };
 
 use super::admissions::Member;
-use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying};
-use crate::control::peers::account::{Account, Origin};
+use super::{
+    AdminAnswer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying,
+};
+use crate::control::peers::account::{Origin, Payer};
 use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::LoggingIn;
 use crate::volume::ids::{AdmissionId, SessionIndex};
@@ -42,12 +44,12 @@ impl Core {
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
-    ) -> Answer {
+    ) -> AdminAnswer {
         let (request, proven) = match self.proven_login(from, id, command, body) {
             Ok(login) => login,
             Err(answer) => return answer,
         };
-        let Some(stranger) = self.admissions.stranger_mut(id) else { return Answer::Later };
+        let Some(stranger) = self.admissions.stranger_mut(id) else { return AdminAnswer::Later };
         let (fresh, resume, memory_bytes) =
             (stranger.fresh, stranger.resume, stranger.memory_bytes);
         let peer = stranger.peer.clone();
@@ -57,8 +59,8 @@ impl Core {
         let detect = Duration::from_millis(u64::from(request.keep_alive_ms)).min(DETECT_MAX);
         let (host, host_name) = (request.host, request.host_name);
         let account = match &proven {
-            Some(proven) => Account::Host(proven.host.id()),
-            None => Account::Origin(Origin::of(&peer)),
+            Some(proven) => Payer::Host(proven.host.id()),
+            None => Payer::Origin(Origin::of(&peer)),
         };
         if resume.is_none() {
             let known = proven.as_ref().map(|proven| &*proven.host);
@@ -94,11 +96,11 @@ impl Core {
         }
         self.adopt_admin(from, id, (session, epoch), (memory_bytes, detect));
         self.wait_for_older(from, session, command.tag, now);
-        Answer::Later
+        AdminAnswer::Later
     }
 
     /// Refuses a LOGIN without such a session. All reasons get one reply.
-    fn no_session(&mut self, host: Name, reason: RejectReason, now: Instant) -> Answer {
+    fn no_session(&mut self, host: Name, reason: RejectReason, now: Instant) -> AdminAnswer {
         if self.lines.may_write(PeerLine::NoSession, now) {
             tracing::info!(
                 %host,
@@ -134,14 +136,14 @@ impl Core {
         session: SessionIndex,
         tag: Tag,
         now: Instant,
-    ) -> Answer {
+    ) -> AdminAnswer {
         let answered = self.sessions.get(session).is_some_and(|session| session.logged_in);
         if answered || self.waiting_logins.contains_key(&session) {
             return refuse(Status::NotReady);
         }
         // Its first LOGIN timed out, and the peer knows.
         self.wait_for_older(from, session, tag, now);
-        Answer::Later
+        AdminAnswer::Later
     }
 
     /// Holds the reply to LOGIN until no connection of an older epoch is left.

@@ -26,6 +26,7 @@ mod budget;
 mod changes;
 mod claim;
 mod connect;
+mod connect_refusal;
 mod draining;
 mod exports;
 mod given_up;
@@ -37,7 +38,6 @@ mod open;
 mod open_settles;
 mod places;
 mod proof;
-mod refused;
 mod seals;
 #[cfg(test)]
 mod tests;
@@ -53,7 +53,7 @@ use rblk_protocol::{
 
 use crate::control::peers::peer_lines::PeerLines;
 use crate::control::peers::session::{After, Leave, SessionTable};
-use crate::data::poll_group::{Notice, SettleTicket, Step};
+use crate::data::poll_group::{Notice, SettleTicket, VolumeStep};
 use crate::operate::events::{EventKind, Occurrence};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::store::StoreIdentity;
@@ -64,16 +64,17 @@ use crate::volume::limits::Limiter;
 pub use alter::{OrderError, VolumeOrder};
 pub use budget::Capacity;
 pub use connect::{Admitted, Knock};
+pub use connect_refusal::ConnectRefusal;
 pub use draining::DrainState;
 pub use hosts::{Hosts, HostsError};
 pub(crate) use proof::NO_KEYS;
 pub use proof::{AuthConfig, Introduction};
-pub use refused::Refused;
 
 use admissions::{Admissions, Member};
 use alter::Alteration;
 use async_events::AsyncEvents;
 use changes::Changes;
+use connect_refusal::refused;
 use draining::Drain;
 use exports::Exports;
 use given_up::OwedFences;
@@ -81,7 +82,6 @@ use login::WaitingLogin;
 use open::WaitingOpen;
 use open_settles::OpenSettles;
 use proof::Proven;
-use refused::refused;
 use seals::{Seals, Unsealed};
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
@@ -165,7 +165,7 @@ pub enum Effect {
         volume: VolumeIndex,
     },
     /// Carry out a step of the alteration of [`Core::altered`], and then call [`Core::stepped`].
-    Step(Step),
+    Step(VolumeStep),
     /// The step before has taken too long. Stop waiting for it.
     GiveUpStep,
     /// A removal by force goes on without the store, for this reason.
@@ -248,18 +248,18 @@ pub struct Core {
 }
 
 /// The outcome of an admin command.
-enum Answer {
+enum AdminAnswer {
     Now(Status, u32, Vec<u8>),
     Later,
 }
 
-fn refuse(status: Status) -> Answer {
-    Answer::Now(status, 0, Vec::new())
+fn refuse(status: Status) -> AdminAnswer {
+    AdminAnswer::Now(status, 0, Vec::new())
 }
 
-fn refuse_saying(status: Status, text: String) -> Answer {
+fn refuse_saying(status: Status, text: String) -> AdminAnswer {
     let text = text.into_bytes();
-    Answer::Now(status, narrow(text.len()), text)
+    AdminAnswer::Now(status, narrow(text.len()), text)
 }
 
 impl Core {
@@ -377,10 +377,10 @@ impl Core {
             None => self.stranger_says(from, id, command, body, now),
         };
         match answer {
-            Answer::Now(status, value, payload) => {
+            AdminAnswer::Now(status, value, payload) => {
                 self.reply(from, command.tag, status, value, payload);
             }
-            Answer::Later => {}
+            AdminAnswer::Later => {}
         }
         self.finish_opens();
     }
@@ -392,10 +392,10 @@ impl Core {
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
-    ) -> Answer {
+    ) -> AdminAnswer {
         if self.admissions.stranger_mut(id).is_none() {
             // The connection ended meanwhile: there is no peer to answer.
-            return Answer::Later;
+            return AdminAnswer::Later;
         }
         match command.opcode {
             Opcode::Authenticate => self.authenticate(from, id, body),
@@ -412,15 +412,15 @@ impl Core {
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
-    ) -> Answer {
+    ) -> AdminAnswer {
         match self.seals.open(from, command, body) {
             Unsealed::Plain => self.answer(from, member, command, body, now),
             Unsealed::Sealed(opened) => self.answer(from, member, command, &opened, now),
             Unsealed::Broken(error) => {
                 self.distrust(from, id, &error.to_string());
-                Answer::Later
+                AdminAnswer::Later
             }
-            Unsealed::Ignored => Answer::Later,
+            Unsealed::Ignored => AdminAnswer::Later,
         }
     }
 
@@ -431,7 +431,7 @@ impl Core {
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
-    ) -> Answer {
+    ) -> AdminAnswer {
         let Member { session, epoch, .. } = member;
         let Some(state) = self.sessions.get(session) else { return refuse(Status::NoSuchSession) };
         match state.leave() {

@@ -35,8 +35,8 @@ use rblk_protocol::{
 
 use super::changes::Undurable;
 use super::{
-    Answer, ConnectionRef, Core, Effect, EventKind, Notice, Occurrence, QUIESCE_DEADLINE, Ticket,
-    refuse, refuse_saying,
+    AdminAnswer, ConnectionRef, Core, Effect, EventKind, Notice, Occurrence, QUIESCE_DEADLINE,
+    Ticket, refuse, refuse_saying,
 };
 use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::Session;
@@ -118,7 +118,7 @@ impl Core {
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
-    ) -> Answer {
+    ) -> AdminAnswer {
         let request = match OpenRequest::from_wire(body) {
             Ok(request) => request,
             Err(error) => {
@@ -164,7 +164,7 @@ impl Core {
             settling: Settling::NotNeeded,
             since: now,
         });
-        Answer::Later
+        AdminAnswer::Later
     }
 
     /// A session that has the volume, or waits for it, opens it.
@@ -194,7 +194,7 @@ impl Core {
         volume: &Volume,
         request: &OpenRequest,
         now: Instant,
-    ) -> Result<Stage, Answer> {
+    ) -> Result<Stage, AdminAnswer> {
         let Some(state) = self.sessions.get(session) else {
             return Err(refuse(Status::NotReady));
         };
@@ -258,7 +258,7 @@ impl Core {
         volume: &Volume,
         claimant: &Claimant,
         generation: Generation,
-    ) -> Answer {
+    ) -> AdminAnswer {
         self.decisions.refused_returns += 1;
         let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
             (Some(holder), _) => held_by(holder, claimant.host),
@@ -289,7 +289,7 @@ impl Core {
         refuse_saying(Status::Fenced, text)
     }
 
-    fn refuse_used(&mut self, volume: &Volume, text: String) -> Answer {
+    fn refuse_used(&mut self, volume: &Volume, text: String) -> AdminAnswer {
         if self.lines.may_write(PeerLine::OpenRefused, self.latest) {
             tracing::info!(volume = %volume.name, text, "OPEN refused: in use");
         }
@@ -567,7 +567,7 @@ impl Core {
         }
     }
 
-    pub(super) fn close(&mut self, session: SessionIndex, command: &CommandCapsule) -> Answer {
+    pub(super) fn close(&mut self, session: SessionIndex, command: &CommandCapsule) -> AdminAnswer {
         let Some(volume) = Volume::index_of(command.volume) else {
             return refuse(Status::NoSuchVolume);
         };
@@ -578,10 +578,10 @@ impl Core {
         if !self.give_up(session, volume, Status::NoSuchVolume) && waiting.is_empty() {
             return refuse(Status::NoSuchVolume);
         }
-        Answer::Now(Status::Ok, 0, Vec::new())
+        AdminAnswer::Now(Status::Ok, 0, Vec::new())
     }
 
-    pub(super) fn logout(&mut self, session: SessionIndex) -> Answer {
+    pub(super) fn logout(&mut self, session: SessionIndex) -> AdminAnswer {
         self.told_logout(session);
         for open in self.take_opens(|open| open.session == session) {
             self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
@@ -592,7 +592,7 @@ impl Core {
                 self.left(volume);
             }
         }
-        Answer::Now(Status::Ok, 0, Vec::new())
+        AdminAnswer::Now(Status::Ok, 0, Vec::new())
     }
 
     /// Ends a session after its host lost its place in the table. The session loses its volumes

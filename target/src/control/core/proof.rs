@@ -14,7 +14,10 @@ use rblk_protocol::{
 
 use super::admissions::Member;
 use super::hosts::{Host, Hosts};
-use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
+use super::{
+    AdminAnswer, ConnectRefusal, ConnectionRef, Core, Effect, EventKind, Occurrence, refuse,
+    refused,
+};
 use crate::control::peers::peer_lines::PeerLine;
 use crate::volume::ids::{AdmissionId, SessionIndex};
 use crate::volume::limits::Limiter;
@@ -129,7 +132,7 @@ impl Core {
     pub(super) fn new_handshake(
         &self,
         introduction: Option<&Introduction>,
-    ) -> Result<Option<TargetHandshake>, Refused> {
+    ) -> Result<Option<TargetHandshake>, ConnectRefusal> {
         let Some(AuthConfig { keys, .. }) = &self.auth else { return Ok(None) };
         let Some(Introduction { hellos, carrier }) = introduction else {
             return Err(refused(RejectReason::NotAllowed, NO_KEYS));
@@ -145,7 +148,7 @@ impl Core {
     pub(super) fn secret_of(
         &self,
         session: SessionIndex,
-    ) -> Result<Option<SessionSecret>, Refused> {
+    ) -> Result<Option<SessionSecret>, ConnectRefusal> {
         if self.auth.is_none() {
             return Ok(None);
         }
@@ -161,7 +164,7 @@ impl Core {
         from: ConnectionRef,
         id: AdmissionId,
         body: &[u8],
-    ) -> Answer {
+    ) -> AdminAnswer {
         let Some(stranger) = self.admissions.stranger_mut(id) else {
             return refuse(Status::NotReady);
         };
@@ -170,7 +173,7 @@ impl Core {
             return refuse(Status::NotAllowed);
         };
         match handshake.read_first(body) {
-            Ok(second) => Answer::Now(Status::Ok, narrow(second.len()), second.to_vec()),
+            Ok(second) => AdminAnswer::Now(Status::Ok, narrow(second.len()), second.to_vec()),
             Err(error) => {
                 self.distrust(from, id, &error.to_string());
                 refuse(Status::NotAllowed)
@@ -188,7 +191,7 @@ impl Core {
         id: AdmissionId,
         command: &CommandCapsule,
         body: &[u8],
-    ) -> Result<(LoginRequest, Option<Proven>), Answer> {
+    ) -> Result<(LoginRequest, Option<Proven>), AdminAnswer> {
         if self.auth.is_none() {
             return Ok((self.parsed_login(body)?, None));
         }
@@ -219,7 +222,7 @@ impl Core {
         Ok((request, Some(Proven { key, host, secret })))
     }
 
-    fn parsed_login(&mut self, body: &[u8]) -> Result<LoginRequest, Answer> {
+    fn parsed_login(&mut self, body: &[u8]) -> Result<LoginRequest, AdminAnswer> {
         LoginRequest::from_wire(body).map_err(|error| {
             if self.lines.may_write(PeerLine::BadCommand, self.latest) {
                 tracing::warn!(error, "bad LOGIN");
@@ -262,7 +265,8 @@ impl Core {
         // Like any unproven connection, one that cannot have its number or exceeds its budget keeps
         // nothing.
         let fits = self.check_budget(session, memory_bytes);
-        if let (Err(Refused { text, .. }), Some(state)) = (&fits, self.sessions.get(session)) {
+        if let (Err(ConnectRefusal { text, .. }), Some(state)) = (&fits, self.sessions.get(session))
+        {
             let (host, peer) = (state.host_name, state.peer.clone());
             if self.lines.may_say(PeerLine::Refused, &peer, text, now) {
                 tracing::warn!(%host, peer, text, "ending a connection that its host may not have");

@@ -30,9 +30,9 @@
 //! | 1 | are opened by their paths | is read from its files |
 //! | 2 | are left open | is in the papers |
 
+mod ask_program;
 mod can_take_over;
 mod papers;
-mod probe;
 mod program;
 mod sockets;
 
@@ -43,8 +43,8 @@ use serde::{Deserialize, Serialize};
 
 use papers::are_possible;
 
+pub use ask_program::ask_program;
 pub use can_take_over::{CHECK_FLAG, Checked, CheckedVolume, judge};
-pub use probe::ask_program;
 pub use program::Successor;
 pub(crate) use program::{Leaves, can_hand_over};
 pub use sockets::Inherited;

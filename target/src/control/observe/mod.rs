@@ -3,10 +3,10 @@
 pub(super) mod happened;
 pub(crate) mod outages;
 pub mod past;
+pub(super) mod place_watch;
 mod ports;
-pub(super) mod rates;
-pub(super) mod report;
 pub(super) mod sampling;
+pub(super) mod status_report;
 pub(super) mod summary;
 mod usage;
-pub(super) mod watch;
+pub(super) mod volume_rates;

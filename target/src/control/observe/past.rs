@@ -61,7 +61,7 @@ pub fn buckets(times: &LatencyCounts) -> Vec<HistogramBucket> {
 
 /// A moment: a second, or longer after a break in the counting.
 #[derive(Debug, Serialize)]
-pub struct Moment {
+pub struct PastSample {
     /// Its number, higher than those before, from 1 in each run of the target.
     pub number: u64,
     /// Its end, in milliseconds since 1970.
@@ -74,7 +74,7 @@ pub struct Moment {
     json: OnceLock<String>,
 }
 
-impl Moment {
+impl PastSample {
     fn buckets(&self) -> usize {
         self.volumes.iter().map(Deeds::buckets).sum()
     }
@@ -98,7 +98,7 @@ pub struct PastReport {
     /// Now, in milliseconds since 1970.
     pub now_unix_ms: u64,
     /// The moments that are kept, oldest first.
-    pub moments: Vec<Arc<Moment>>,
+    pub moments: Vec<Arc<PastSample>>,
 }
 
 impl PastReport {
@@ -121,7 +121,7 @@ impl PastReport {
 pub struct Past {
     last: u64,
     buckets: usize,
-    kept: VecDeque<Arc<Moment>>,
+    kept: VecDeque<Arc<PastSample>>,
 }
 
 impl Past {
@@ -132,7 +132,7 @@ impl Past {
         }
         self.last += 1;
         let json = OnceLock::new();
-        let moment = Moment { number: self.last, unix_ms, lasted_ms, volumes, json };
+        let moment = PastSample { number: self.last, unix_ms, lasted_ms, volumes, json };
         self.buckets += moment.buckets();
         self.kept.push_back(Arc::new(moment));
         while self.kept.len() > MOMENTS_MAX || self.buckets > BUCKETS_MAX {
@@ -143,7 +143,7 @@ impl Past {
 
     /// The number of the last moment, and the moments that are kept.
     #[must_use]
-    pub fn kept(&self) -> (u64, Vec<Arc<Moment>>) {
+    pub fn kept(&self) -> (u64, Vec<Arc<PastSample>>) {
         (self.last, self.kept.iter().cloned().collect())
     }
 }

@@ -14,7 +14,7 @@ use rblk_runtime::LatencyCounts;
 
 use crate::control::groups::Groups;
 use crate::control::observe::past::{Deeds, Past, PastReport, buckets};
-use crate::control::observe::report::{millis, unix_ms};
+use crate::control::observe::status_report::{millis, unix_ms};
 use crate::volume::Volume;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::IoCounts;

@@ -1,7 +1,7 @@
 //! The status of a target with its conclusions: the condition in one word, and the faults, in
 //! sentences. And the use of its limits.
 
-use super::{report, usage};
+use super::{status_report, usage};
 use crate::control::Control;
 use crate::operate::condition::Condition;
 use crate::operate::status::TargetStatus;
@@ -9,7 +9,7 @@ use crate::operate::warnings::warnings;
 
 /// The whole status of a target now, for people and programs.
 pub(in crate::control) fn of(control: &Control) -> TargetStatus {
-    let mut status = TargetStatus { usage: usage::of(control), ..report::of(control) };
+    let mut status = TargetStatus { usage: usage::of(control), ..status_report::of(control) };
     status.condition = Condition::of(&status).word().to_owned();
     status.warnings = warnings(&status);
     status

@@ -1,4 +1,4 @@
-//! [`Account`]: the account that is charged for the resources of a connection. Pure.
+//! [`Payer`]: the account that is charged for the resources of a connection. Pure.
 //!
 //! A host that has proven its key is identified by the key, wherever it connects from. Any other
 //! peer is identified by the place it connects from ([`Origin`]).
@@ -17,7 +17,7 @@ pub(crate) enum Origin {
 
 /// The account that is charged for the resources of a connection.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Account {
+pub(crate) enum Payer {
     /// A host that has proven its key.
     Host(HostId),
     /// All peers of one origin.

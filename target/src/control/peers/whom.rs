@@ -66,7 +66,7 @@ mod tests {
     use rblk_protocol::{HostId, Name, SessionId};
 
     use super::*;
-    use crate::control::peers::account::Account;
+    use crate::control::peers::account::Payer;
     use crate::control::peers::session::{LoggingIn, SessionTable};
 
     #[test]
@@ -76,7 +76,7 @@ mod tests {
         for (number, host) in (1..).zip(["a", "3", "a", "4"]) {
             let login = LoggingIn {
                 host: HostId([number; 16]),
-                account: Account::Host(HostId([number; 16])),
+                account: Payer::Host(HostId([number; 16])),
                 host_name: Name::new(host).unwrap(),
                 detect: Duration::from_secs(5),
                 peer: format!("tcp://192.0.2.{number}:5000"),

@@ -22,7 +22,7 @@ use super::reread::Reread;
 use super::snapshot;
 use crate::control::ToControl;
 use crate::control::requests::{departure, reconfigure, trace_stream};
-use crate::control::volume_changes::VolumeWish;
+use crate::control::volume_changes::VolumeEdit;
 use crate::operate::ask::{Ask, Response, VolumeReport, stopping};
 use crate::operate::refusal::Refusal;
 
@@ -197,7 +197,7 @@ async fn answer(requests: &mpsc::Sender<ToControl>, reread: &Arc<Reread>, ask: A
             changed(orders::resize(requests, reread, name, size, shrink).await)
         }
         Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, cache_max, limits } => {
-            let wish = VolumeWish { read_only, cache, read_ahead, cache_min, cache_max, limits };
+            let wish = VolumeEdit { read_only, cache, read_ahead, cache_min, cache_max, limits };
             changed(orders::set(requests, reread, name, wish).await)
         }
         Ask::SnapshotVolume { name, new_name, path } => {

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
 use crate::control::volume_changes::{
-    ChangeOutcome, ChangedVolume, VolumeChange, VolumeWish, anew,
+    ChangeOutcome, ChangedVolume, VolumeChange, VolumeEdit, anew,
 };
 use crate::operate::ask::{Response, VolumeReport, stopping};
 use crate::operate::refusal::Refusal;
@@ -69,7 +69,7 @@ pub(in crate::control) async fn set(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     name: String,
-    wish: VolumeWish,
+    wish: VolumeEdit,
 ) -> Result<VolumeReport, Refusal> {
     let _turn = reread.turn().await;
     let config = wish.on(&running(requests, &name).await?);

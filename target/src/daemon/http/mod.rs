@@ -11,8 +11,8 @@ mod farewell;
 mod health;
 mod latest;
 mod page;
-mod paths;
 pub mod prometheus;
+mod routes;
 
 use std::convert::Infallible;
 use std::io;
@@ -44,7 +44,7 @@ use latest::{Latest, ShownEvents, ShownStatus};
 pub(crate) use farewell::{Ending, Farewell};
 pub use health::{Health, health};
 pub use page::Page;
-pub use paths::{HttpRefusal, Route, is_local_name, route};
+pub use routes::{HttpRefusal, Route, is_local_name, route};
 
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(5);
@@ -105,7 +105,7 @@ impl Http {
     }
 
     async fn accept(&self, requests: mpsc::Sender<ToControl>, ears: Ears) {
-        let server = Arc::new(Server {
+        let server = Arc::new(HttpServer {
             requests,
             ears,
             page: Page::new(),
@@ -149,7 +149,7 @@ impl Http {
 
 /// The state that all connections share.
 #[derive(Debug)]
-struct Server {
+struct HttpServer {
     requests: mpsc::Sender<ToControl>,
     ears: Ears,
     page: Page,
@@ -159,7 +159,7 @@ struct Server {
     past: Mutex<Latest<PastReport>>,
 }
 
-impl Server {
+impl HttpServer {
     async fn connection(
         self: Arc<Self>,
         stream: TcpStream,
@@ -172,7 +172,7 @@ impl Server {
             let (server, phase) = (Arc::clone(&self), Arc::clone(&phase));
             async move {
                 // A page that waits for the last word makes room, like one without a request.
-                if request.uri().path() != paths::FAREWELL {
+                if request.uri().path() != routes::FAREWELL {
                     phase.asked();
                 }
                 let answer = server.answer(&request, is_spare).await;

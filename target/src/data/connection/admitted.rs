@@ -2,7 +2,7 @@
 
 use rblk_protocol::{CommandCapsule, ConnectionKind, Features, Opcode, Status};
 
-use super::params::ConnectionParams;
+use super::connection_params::ConnectionParams;
 
 /// The next step for a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 use rblk_fabric::MemoryRegion;
 
 use super::bounce::BounceMemory;
-use super::params::ConnectionParams;
+use super::connection_params::ConnectionParams;
 use super::spare_memory::SpareMemory;
 
 /// The memory of an ended connection. Its drop, after the QP is destroyed, makes it spare or

@@ -16,7 +16,7 @@ use rblk_protocol::limits::{
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{QueueDepth, Tag};
 
-use super::send_queue::SIGNAL_INTERVAL;
+use super::queued_sends::SIGNAL_INTERVAL;
 
 /// Receive buffers beyond depth + 1: a margin.
 const SPARE_RECVS: usize = 1;

@@ -2,14 +2,14 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `params.rs` | the parameters from control |
+//! | `connection_params.rs` | the parameters from control |
 //! | `memory.rs` | the connection's memory |
 //! | `layout.rs` | the places in that memory |
 //! | `receive.rs` | receive buffers: their users, and their next posts |
 //! | `arrived.rs` | messages, and the places of their bytes |
 //! | `admitted.rs` | the next step for a command |
 //! | `landing.rs` | slots of the cache where messages land |
-//! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
+//! | `queued_sends.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
 //! | `ended_memory.rs` | memory of an ended connection, until its QP is destroyed |
 //! | `spare_memory.rs` | memory of ended admin connections, for the next ones |
@@ -27,15 +27,15 @@ mod admitted;
 mod arrived;
 mod bounce;
 mod connection_memory;
+mod connection_params;
 mod ended_memory;
 mod landing;
 pub(crate) mod layout;
 mod liveness;
-mod params;
 mod pins;
+mod queued_sends;
 mod reads;
 mod receive;
-mod send_queue;
 mod spare_memory;
 mod violation;
 mod wr_id;
@@ -50,9 +50,9 @@ use rblk_protocol::{
 };
 
 use crate::cache::Segments;
-use crate::data::part::{Part, PartIndex};
+use crate::data::parts::{Part, PartIndex};
 use crate::data::read_ahead::ReadAhead;
-use crate::data::request::{Event, InCapsule, Outcome, Payload, Request};
+use crate::data::request::{CommandOutcome, InCapsule, Payload, Request, RequestEvent};
 use crate::volume::ids::{ConnectionId, SessionIndex};
 
 pub(crate) use admitted::AdmittedCommand;
@@ -61,19 +61,19 @@ pub(crate) use arrived::Message;
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
 pub use connection_memory::{ConnectionMemory, NoMemory};
+pub use connection_params::{ConnectionParams, ProofDue, progress_max};
 pub use ended_memory::EndedMemory;
 pub(crate) use landing::Landing;
 pub use landing::slots_of_recv;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
-pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
+pub(crate) use queued_sends::INLINE_BYTES;
+pub(crate) use queued_sends::QueuedSends;
+use queued_sends::Responses;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
-pub(crate) use send_queue::INLINE_BYTES;
-use send_queue::Responses;
-pub(crate) use send_queue::SendQueue;
 pub use spare_memory::SpareMemory;
 pub(crate) use violation::{Served, Violation};
 pub(crate) use wr_id::WrKind;
@@ -125,7 +125,7 @@ pub(crate) struct Connection {
     // Indexed by tag.
     requests: Box<[Request]>,
     receives: ReceiveBuffers,
-    sends: SendQueue,
+    sends: QueuedSends,
     reads: ReadCredits,
     pins: Pins,
     // Boxed: only iWARP uses it.
@@ -162,7 +162,7 @@ impl Connection {
             liveness: Liveness::new(prove_by, params.progress_max, now),
             requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
-            sends: SendQueue::new(send_wrs, tags, lists),
+            sends: QueuedSends::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),
             pins: Pins::new(wide(send_wrs), sends_prove),
             bounce: bounce.map(Box::new),
@@ -337,7 +337,7 @@ impl Connection {
         }
         let data = (command.in_capsule_bytes > 0).then(|| self.arrived().data_of(of, command));
         let request = &mut self.requests[command.tag.index()];
-        let _ = request.step(Event::Command { command, message, data });
+        let _ = request.step(RequestEvent::Command { command, message, data });
         if data.is_some() {
             // The message's hold on the buffer passes to the data of its last command.
             if of.is_over() {
@@ -401,9 +401,9 @@ impl Connection {
 
     /// Sets the outcome of a command, and releases its in-capsule data.
     #[inline(always)]
-    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) {
+    pub(crate) fn conclude(&mut self, tag: Tag, outcome: CommandOutcome) {
         let request = &mut self.requests[tag.index()];
-        let _ = request.step(Event::Outcome(outcome));
+        let _ = request.step(RequestEvent::Outcome(outcome));
         if let Some(data) = request.take_data() {
             self.receives.release(data.buffer);
         }
@@ -414,7 +414,7 @@ impl Connection {
     #[inline(always)]
     pub(crate) fn acknowledge(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
         let request = &mut self.requests[tag.index()];
-        let _ = request.step(Event::Answered);
+        let _ = request.step(RequestEvent::Answered);
         if let Some(data) = request.take_data() {
             self.receives.release(data.buffer);
         }
@@ -437,13 +437,13 @@ impl Connection {
 
     /// The send queue, for credits and for commands that wait for them.
     #[inline]
-    pub(crate) fn sends(&self) -> &SendQueue {
+    pub(crate) fn sends(&self) -> &QueuedSends {
         &self.sends
     }
 
     /// The send queue.
     #[inline]
-    pub(crate) fn sends_mut(&mut self) -> &mut SendQueue {
+    pub(crate) fn sends_mut(&mut self) -> &mut QueuedSends {
         &mut self.sends
     }
 
@@ -790,7 +790,7 @@ impl Connection {
         self.receives.clear();
         self.reads.waiting().clear();
         for request in &mut *self.requests {
-            let _ = request.step(Event::Abandon);
+            let _ = request.step(RequestEvent::Abandon);
         }
     }
 

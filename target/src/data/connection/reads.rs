@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use rblk_protocol::Tag;
 
-use crate::data::part::PartIndex;
+use crate::data::parts::PartIndex;
 
 /// Credits for RDMA READs of a connection.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use rblk_fabric::WrId;
 use rblk_protocol::Tag;
 
-use crate::data::part::PartIndex;
+use crate::data::parts::PartIndex;
 
 /// The purpose of a WR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,8 +1,8 @@
-//! [`Access`]: the volumes, and the volumes that each session opened.
+//! [`AccessTable`]: the volumes, and the volumes that each session opened.
 //!
 //! Invariant: a connection of a session finds only the volumes that its own session opened. A
-//! session that takes a place clears it ([`Access::begin`]), whatever notices came for the previous
-//! session. So [`Access::opened`] need not compare the sessions.
+//! session that takes a place clears it ([`AccessTable::begin`]), whatever notices came for the previous
+//! session. So [`AccessTable::opened`] need not compare the sessions.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ struct Exported {
 
 /// Volumes and sessions. See the module.
 #[derive(Default)]
-pub(super) struct Access {
+pub(super) struct AccessTable {
     volumes: Vec<Option<Exported>>,
     // By session index.
     sessions: Vec<View>,
@@ -51,7 +51,7 @@ struct View {
     limits: Option<Arc<Limiter>>,
 }
 
-impl Access {
+impl AccessTable {
     /// Exports a volume.
     pub(super) fn add(&mut self, volume: Arc<Volume>, stats: Arc<VolumeStats>) {
         let at = wide(volume.index.0);

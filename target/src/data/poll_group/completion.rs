@@ -7,11 +7,11 @@ use rblk_protocol::{CapsuleError, ConnectionKind, Opcode, Tag};
 
 use super::PollGroup;
 use super::lines::Line;
-use super::turn::Turn;
+use super::turn::GroupState;
 use crate::data::connection::{AdmittedCommand, Connection, Served, Violation, WrKind};
 use crate::data::poll_group::command::respond::finish;
 use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
-use crate::data::request::{Outcome, Request};
+use crate::data::request::{CommandOutcome, Request};
 use crate::store::Store;
 
 /// How a connection ended at the peer's side.
@@ -109,7 +109,7 @@ impl<S: Store> PollGroup<S> {
 #[inline]
 fn on_success<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     completion: &Completion,
 ) -> Served {
     debug_assert!(connection.is_live(), "a connection that ended has no QP");
@@ -145,7 +145,7 @@ fn on_success<S: Store>(
 #[inline(never)]
 fn on_message<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     buffer: u16,
     bytes: u32,
 ) -> Served {
@@ -174,7 +174,7 @@ fn on_message<S: Store>(
 #[inline(never)]
 fn bad_command<S: Store>(
     connection: &Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     error: CapsuleError,
 ) -> Violation {
     let corrupted = error == CapsuleError::Digest;
@@ -189,7 +189,7 @@ fn bad_command<S: Store>(
 #[inline]
 fn on_command<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     admitted: AdmittedCommand,
 ) -> Served {
@@ -200,7 +200,9 @@ fn on_command<S: Store>(
         }
         AdmittedCommand::Admin => admin::forward(connection, turn, tag),
         AdmittedCommand::SelfTest => return admin::self_test(connection, turn, tag),
-        AdmittedCommand::Answer(status) => finish(connection, turn, tag, Outcome::of(status)),
+        AdmittedCommand::Answer(status) => {
+            finish(connection, turn, tag, CommandOutcome::of(status))
+        }
     }
     Ok(())
 }

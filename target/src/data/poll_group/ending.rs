@@ -15,7 +15,7 @@ use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
 use super::lines::Line;
-use super::turn::Turn;
+use super::turn::GroupState;
 use super::{FromGroup, PollGroup, over_limit};
 use crate::data::connection::{Connection, Life, Violation};
 use crate::data::poll_group::command::counting;
@@ -226,7 +226,7 @@ fn warn_of_slow_destroy(connection: &mut Connection, now: Instant) {
 }
 
 /// Gives back the memory that a connection lent to its device. Its QP is destroyed.
-fn give_back<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
+fn give_back<S: Store>(connection: &mut Connection, turn: &mut GroupState<S>) {
     while let Some((shard, memory)) = connection.unpin_any() {
         turn.release(wide(shard), memory);
     }

@@ -23,13 +23,13 @@ use super::{FromGroup, PollGroup, StepTicket, ToGroup};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
 use crate::data::group_stats::Stats;
 use crate::store::backing::Backing;
-use crate::store::uring::{MAX_WATCHES, UringStore, Wait, WatchSet, WatchToken};
+use crate::store::uring::{FdToken, MAX_WATCHES, TurnSleep, UringStore, WatchSet};
 use crate::volume::Volume;
 use crate::volume::counts::VolumeStats;
 use crate::volume::ids::VolumeIndex;
 
-const MAIL: WatchToken = WatchToken(0);
-const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
+const MAIL: FdToken = FdToken(0);
+const PEERS: FdToken = FdToken(MAX_WATCHES - 1);
 /// Pollers for which a poll group can sleep: its other watches are for mail and peers.
 pub const POLLERS_MAX: usize = MAX_WATCHES as usize - 2;
 /// Least time between two checks for refusals of the stores while the thread stops.
@@ -53,7 +53,7 @@ const SHORT_SLEEP: Duration = Duration::from_millis(100);
 
 /// Control's end of a running poll group.
 #[derive(Debug)]
-pub struct Handle {
+pub struct GroupHandle {
     /// Mail to the thread.
     pub mail: Sender<ToGroup>,
     /// Its counters.
@@ -62,7 +62,7 @@ pub struct Handle {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Handle {
+impl GroupHandle {
     /// Makes the poll group serve another volume.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ pub fn start(
     peers: Peers,
     tuning: Tuning,
     outbox: mpsc::UnboundedSender<FromGroup>,
-) -> io::Result<Handle> {
+) -> io::Result<GroupHandle> {
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
     let mut group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
@@ -175,7 +175,7 @@ pub fn start(
         })?;
     // A missing resource must keep the target from starting, not end it later.
     begun.recv().map_err(|_| io::Error::other("the thread of a poll group ended"))??;
-    Ok(Handle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
+    Ok(GroupHandle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
 }
 
 fn pin(cpu: u16) {
@@ -195,7 +195,7 @@ struct GroupThread {
     mail: Receiver<ToGroup>,
     outbox: mpsc::UnboundedSender<FromGroup>,
     stats: Arc<Stats>,
-    publisher: Publisher,
+    publisher: PublishTimes,
     served: ServedCounts,
     // The last check for silent peers.
     listened: Micros,
@@ -221,7 +221,7 @@ impl GroupThread {
             mail,
             outbox,
             stats,
-            publisher: Publisher { published: now.us(), busy_turns: 0, is_behind: false },
+            publisher: PublishTimes { published: now.us(), busy_turns: 0, is_behind: false },
             served: ServedCounts::default(),
             listened: now.us(),
             stop: Stop::default(),
@@ -414,7 +414,7 @@ impl DataThread for GroupThread {
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
         let store = self.group.store_mut();
         self.woken.clear();
-        store.turn(sleep.map_or(Wait::No, Wait::Until), &mut self.woken)?;
+        store.turn(sleep.map_or(TurnSleep::No, TurnSleep::Until), &mut self.woken)?;
         self.stats.ring_enters.set(store.counters().enters);
         if sleep.is_some() {
             self.stats.sleeps.add(1);
@@ -474,14 +474,14 @@ fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<Ste
 }
 
 /// The times at which the counters of a poll group are published.
-struct Publisher {
+struct PublishTimes {
     published: Micros,
     busy_turns: u32,
     // Some counters are older than the last busy turn.
     is_behind: bool,
 }
 
-impl Publisher {
+impl PublishTimes {
     /// Publishes after a busy turn, if it is time.
     fn after_work(&mut self, group: &mut PollGroup<UringStore>, now: Micros) {
         self.is_behind = true;
@@ -502,8 +502,8 @@ impl Publisher {
 }
 
 /// The token of the poller at a place. Beyond [`POLLERS_MAX`] the token belongs to no watch.
-fn poller_token(place: usize) -> WatchToken {
-    WatchToken(if place < POLLERS_MAX { narrow(place + 1) } else { MAX_WATCHES })
+fn poller_token(place: usize) -> FdToken {
+    FdToken(if place < POLLERS_MAX { narrow(place + 1) } else { MAX_WATCHES })
 }
 
 /// The work served until the last wait.

@@ -9,7 +9,7 @@ use rblk_protocol::{BlockRange, CommandCapsule, Tag};
 use rblk_runtime::Micros;
 
 use crate::data::connection::Connection;
-use crate::data::request::{Event, Span};
+use crate::data::request::{RequestEvent, Span};
 use crate::volume::Volume;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
 
@@ -56,7 +56,7 @@ impl HeldWrites {
         let (tag, id) = (command.tag, connection.id());
         let request = connection.request_mut(tag);
         request.names(Span { volume: volume.index, offset, len });
-        let _ = request.step(Event::WritesHeld);
+        let _ = request.step(RequestEvent::WritesHeld);
         self.writes.push(Held { connection: id, tag, came, is_let_in });
     }
 

@@ -82,7 +82,7 @@ pub struct SettleTicket(pub u64);
 /// A step of the change of a volume. Control orders one at a time and waits until it is done
 /// everywhere. Each variant says what holds then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum VolumeStep {
     /// The next run will know that hosts may write to it as it will be.
     Record,
     /// The next run will know the smaller risk of the volume as it is now: all other writes are
@@ -146,10 +146,10 @@ pub enum ToGroup {
         stats: Arc<VolumeStats>,
         /// For a volume in memory: its registrations, each with the place of its device.
         registered: Vec<(usize, Arc<MemoryRegion>)>,
-        /// The step that this is, [`Step::Add`]; none: hosts may open it at once.
+        /// The step that this is, [`VolumeStep::Add`]; none: hosts may open it at once.
         step: Option<StepTicket>,
     },
-    /// Do a step of the change of a volume, from [`Step::Grow`] on. A step before it that is not
+    /// Do a step of the change of a volume, from [`VolumeStep::Grow`] on. A step before it that is not
     /// done is given up.
     Step {
         /// The number for the answer.
@@ -157,7 +157,7 @@ pub enum ToGroup {
         /// The volume as it is after the step.
         volume: Arc<Volume>,
         /// The step.
-        step: Step,
+        step: VolumeStep,
     },
     /// Makes durable the data that hosts wrote to a volume so far, while it is served. Several may
     /// run at a time.

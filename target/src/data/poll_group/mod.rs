@@ -18,7 +18,7 @@
 //! ```
 //!
 //! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard. The
-//! functions below it take `(&mut Connection, &mut Turn)`. The states of a command are in
+//! functions below it take `(&mut Connection, &mut GroupState)`. The states of a command are in
 //! `request.rs`; a violation of a rule returns as a value and ends the connection.
 //!
 //! Order of a command's memory: memory is released only when no device and no store may touch it.
@@ -48,16 +48,16 @@ pub(crate) mod trace_ring;
 mod turn;
 mod zeroing;
 
-use access::Access;
+use access::AccessTable;
 use command::{reply, respond, send_proof, without_data};
 use connections::Connections;
-pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, Step, StepTicket, ToGroup};
+pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
 use settles::{OF_SETTLES, Settles};
 use slow::{SlowIo, SlowIos};
 use steps::Steps;
-use turn::{Later, Told, Turn, TurnTime};
+use turn::{GroupState, Later, Told, TurnTime};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ struct GroupStopping {
 
 /// The engine of one data thread.
 pub struct PollGroup<S> {
-    turn: Turn<S>,
+    turn: GroupState<S>,
     connections: Connections,
     // Buffer of reaped completions.
     reaped: Box<[Completion; REAP]>,
@@ -131,12 +131,12 @@ impl<S: Store> PollGroup<S> {
         stats: Arc<Stats>,
         now: Instant,
     ) -> Self {
-        let turn = Turn {
+        let turn = GroupState {
             group: index,
             pollers: Pollers::default(),
             shard,
             peers,
-            access: Access::default(),
+            access: AccessTable::default(),
             stats,
             time: TurnTime::new(now),
             later: Later::default(),
@@ -263,7 +263,7 @@ impl<S: Store> PollGroup<S> {
     /// Time until the shard, or a command over its limit, has work that no event announces.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        let Turn { shard, later, time, .. } = &self.turn;
+        let GroupState { shard, later, time, .. } = &self.turn;
         let now = Ticks::of(time.us);
         let due = later.waiting.next().map(|at| Duration::from_micros(at.us_after(now)));
         [shard.next_deadline(), due].into_iter().flatten().min()
@@ -383,7 +383,11 @@ impl<S: Store> PollGroup<S> {
 
     /// Serves the connection at an index: see [`Self::serve_if`].
     #[inline]
-    fn serve(&mut self, index: usize, act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served) {
+    fn serve(
+        &mut self,
+        index: usize,
+        act: impl FnOnce(&mut Connection, &mut GroupState<S>) -> Served,
+    ) {
         self.serve_if(index, |_| true, act);
     }
 
@@ -393,7 +397,7 @@ impl<S: Store> PollGroup<S> {
     fn serve_named(
         &mut self,
         id: ConnectionId,
-        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+        act: impl FnOnce(&mut Connection, &mut GroupState<S>) -> Served,
     ) {
         self.serve_if(wide(id.index), |connection| connection.id() == id, act);
     }
@@ -405,7 +409,7 @@ impl<S: Store> PollGroup<S> {
         &mut self,
         index: usize,
         is: impl FnOnce(&Connection) -> bool,
-        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+        act: impl FnOnce(&mut Connection, &mut GroupState<S>) -> Served,
     ) {
         let Some(connection) = self.connections.at(index).filter(|connection| is(connection))
         else {
@@ -633,7 +637,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn publish_own(&self) {
-        let Turn { stats, shard, pollers, peers, .. } = &self.turn;
+        let GroupState { stats, shard, pollers, peers, .. } = &self.turn;
         stats.set_fabric(&pollers.counters());
         stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
         stats.peer_messages.set(peers.sent());

@@ -9,9 +9,9 @@ use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Opcode, Tag};
 use rblk_runtime::Micros;
 
-use super::access::Access;
+use super::access::AccessTable;
 use crate::data::connection::Connection;
-use crate::data::request::{Event, Span};
+use crate::data::request::{RequestEvent, Span};
 use crate::volume::Volume;
 use crate::volume::counts::VolumeStats;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
@@ -59,7 +59,7 @@ pub(super) fn must_wait(
         waiting.push(name, due, Delayed { connection: id, tag, bytes, came, since: now });
         let request = connection.request_mut(tag);
         request.names(span);
-        let _ = request.step(Event::OverLimit);
+        let _ = request.step(RequestEvent::OverLimit);
     }
     waits
 }
@@ -82,7 +82,7 @@ pub(super) fn count_waited(stats: Option<&VolumeStats>, us: u64) {
 }
 
 /// The limits of a line: its volume's and its host's.
-fn limiters(access: &Access, name: LineName) -> [Option<&Limiter>; 2] {
+fn limiters(access: &AccessTable, name: LineName) -> [Option<&Limiter>; 2] {
     let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
     [volume, access.host_limits(name.session)]
 }
@@ -94,12 +94,12 @@ fn take(limiters: [Option<&Limiter>; 2], bytes: u32, now: Ticks) -> Ticks {
 }
 
 /// [`take`] for the first command of its line.
-pub(super) fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) -> Ticks {
+pub(super) fn take_for(access: &AccessTable, name: LineName, bytes: u32, now: Ticks) -> Ticks {
     take(limiters(access, name), bytes, now)
 }
 
 /// Returns the charge of a command that loses its time to both limits.
-pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
+pub(super) fn give_back(access: &AccessTable, name: LineName, delayed: &Delayed) {
     for limiter in limiters(access, name).into_iter().flatten() {
         limiter.give_back(delayed.bytes);
     }
@@ -107,7 +107,11 @@ pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
 
 /// Drops the commands of an ended connection. Their charges return to the limits: so a host with
 /// connections that end again and again does not use up a limit that it shares.
-pub(super) fn drop_of(waiting: &mut Waiting<Delayed>, access: &Access, connection: &Connection) {
+pub(super) fn drop_of(
+    waiting: &mut Waiting<Delayed>,
+    access: &AccessTable,
+    connection: &Connection,
+) {
     let (id, session) = (connection.id(), connection.params().session);
     let delayed = connection.requests().iter().filter(|request| request.awaits_limit());
     let mut volumes: Vec<VolumeIndex> = delayed.map(|request| request.span().volume).collect();

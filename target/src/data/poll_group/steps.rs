@@ -8,7 +8,7 @@
 //! in any poll group. What is left are write-backs and prefetches of its shards, and those end.
 //!
 //! A store that does not answer keeps all of that from ending. Control waits for a bounded time,
-//! and then orders [`Step::Access`] again, or gives the volume up ([`Step::Abandon`]).
+//! and then orders [`VolumeStep::Access`] again, or gives the volume up ([`VolumeStep::Abandon`]).
 //! Of a volume that was given up only what its store still works on is left. It goes when that
 //! ends.
 //!
@@ -21,7 +21,7 @@ use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
 use super::settles::OF_SETTLES;
-use super::{FromGroup, PollGroup, Step, StepTicket};
+use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
 use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::store::Store;
 use crate::volume::Volume;
@@ -88,16 +88,16 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Starts a step.
-    pub(super) fn take_step(&mut self, ticket: StepTicket, volume: Arc<Volume>, step: Step) {
+    pub(super) fn take_step(&mut self, ticket: StepTicket, volume: Arc<Volume>, step: VolumeStep) {
         // Control has dropped a step that it did not wait for.
         let given_up = self.steps.under_way.take();
         let index = volume.index;
         let until = match step {
-            Step::Grow => {
+            VolumeStep::Grow => {
                 self.turn.shard.grow_volume(index, volume.size_bytes());
                 return self.stepped(ticket, Ok(()));
             }
-            Step::Access => {
+            VolumeStep::Access => {
                 self.limits_change(Some(index), None);
                 self.bound_cache(&volume);
                 if !volume.read_only {
@@ -107,18 +107,18 @@ impl<S: Store> PollGroup<S> {
                 self.release_writes(index);
                 return self.stepped(ticket, Ok(()));
             }
-            Step::Hold => Until::Ended(self.hold_writes(&volume)),
-            Step::Close => {
+            VolumeStep::Hold => Until::Ended(self.hold_writes(&volume)),
+            VolumeStep::Close => {
                 self.turn.access.remove(index);
                 Until::Gone(self.end_those_who_know(index))
             }
-            Step::WriteBack => {
+            VolumeStep::WriteBack => {
                 let from = self.token_of(ticket);
                 self.turn.shard.request(ShardRequest::Flush { from, volume: index });
                 Until::Written
             }
-            Step::Quiet => Until::Idle,
-            Step::Abandon => {
+            VolumeStep::Quiet => Until::Idle,
+            VolumeStep::Abandon => {
                 let ids = match given_up {
                     Some((_, of, Until::Gone(ids))) if of == index => ids,
                     _ => Vec::new(),
@@ -128,15 +128,15 @@ impl<S: Store> PollGroup<S> {
                 self.steps.abandoned.push(Abandoned { volume: index, ids });
                 return self.stepped(ticket, Ok(()));
             }
-            Step::Reshape => Until::Quiet(Some(volume)),
-            Step::Drop => Until::Quiet(None),
-            Step::Record
-            | Step::Lower
-            | Step::Store
-            | Step::CutBack
-            | Step::Probe
-            | Step::Clone
-            | Step::Add => {
+            VolumeStep::Reshape => Until::Quiet(Some(volume)),
+            VolumeStep::Drop => Until::Quiet(None),
+            VolumeStep::Record
+            | VolumeStep::Lower
+            | VolumeStep::Store
+            | VolumeStep::CutBack
+            | VolumeStep::Probe
+            | VolumeStep::Clone
+            | VolumeStep::Add => {
                 return self.stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
             }
         };

@@ -1,8 +1,8 @@
-//! [`Turn`]: the state that a data thread uses for every connection: CQs, shard, the other poll
+//! [`GroupState`]: the state that a data thread uses for every connection: CQs, shard, the other poll
 //! groups, counters, the time.
 //!
 //! The connections are separate: a function that serves a connection takes both, `&mut Connection`
-//! and `&mut Turn`. [`super::PollGroup::serve`] looks the connection up, and makes sure that its
+//! and `&mut GroupState`. [`super::PollGroup::serve`] looks the connection up, and makes sure that its
 //! queued WRs are posted.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rblk_protocol::width::narrow;
 use rblk_runtime::{Micros, Moment};
 
 use super::FromGroup;
-use super::access::Access;
+use super::access::AccessTable;
 use super::cq_age::CqAge;
 use super::held::HeldWrites;
 use super::lines::{Line, Lines};
@@ -26,13 +26,13 @@ use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::data::connection::Connection;
 use crate::data::group_stats::Stats;
-use crate::data::part::{Part, PartIndex};
-use crate::data::request::Event;
+use crate::data::parts::{Part, PartIndex};
+use crate::data::request::RequestEvent;
 use crate::store::Store;
 use crate::volume::limits::Waiting;
 
 /// See the module.
-pub(super) struct Turn<S> {
+pub(super) struct GroupState<S> {
     /// Number of this poll group, and of its shard.
     pub(super) group: usize,
     /// The CQs.
@@ -42,7 +42,7 @@ pub(super) struct Turn<S> {
     /// The other poll groups.
     pub(super) peers: Peers,
     /// The volumes that sessions may reach.
-    pub(super) access: Access,
+    pub(super) access: AccessTable,
     /// Counters of this poll group.
     pub(super) stats: Arc<Stats>,
     /// The time of the turn.
@@ -108,7 +108,7 @@ pub(super) fn token(group: usize, connection: &Connection, tag: Tag, part: PartI
     }
 }
 
-impl<S: Store> Turn<S> {
+impl<S: Store> GroupState<S> {
     /// Starts a turn.
     #[inline(always)]
     pub(super) fn begin(&mut self, moment: Moment) {
@@ -160,7 +160,7 @@ impl<S: Store> Turn<S> {
         shard: usize,
         request: ShardRequest,
     ) {
-        let _ = connection.request_mut(tag).step(Event::Asked);
+        let _ = connection.request_mut(tag).step(RequestEvent::Asked);
         self.tell(shard, request);
     }
 

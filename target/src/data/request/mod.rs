@@ -1,6 +1,6 @@
 //! [`Request`]: one command inside the target, as a state machine without I/O.
 //!
-//! [`Request::step`] takes an [`Event`] and returns the [`Action`] to carry out. No other code
+//! [`Request::step`] takes an [`RequestEvent`] and returns the [`Action`] to carry out. No other code
 //! changes the state of a request. The states are named after the awaited event:
 //!
 //! ```text
@@ -28,7 +28,7 @@
 //! - `Answered` means: the response is posted, or will be posted at the end of the turn. The peer
 //!   may use the tag again at once. From then on the connection owns the memory that the answer is
 //!   sent from, until the peer has it.
-//! - After [`Event::Abandon`] (the connection ended) a request asks for nothing more and is never
+//! - After [`RequestEvent::Abandon`] (the connection ended) a request asks for nothing more and is never
 //!   answered. Memory that a shard lends to it afterwards goes back at once ([`Action::GiveBack`]).
 
 #[cfg(test)]
@@ -37,15 +37,15 @@ mod tests;
 use nix::errno::Errno;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 
-use crate::cache::message::Changed;
+use crate::cache::shard_messages::Changed;
 use crate::cache::{JobId, Segments};
-use crate::data::part::{Part, PartIndex, PartState, Parts};
+use crate::data::parts::{Part, PartIndex, PartState, Parts};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Timing;
 
 /// The state of a request, named after the awaited event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum RequestState {
     /// No command has used this tag yet.
     Free,
     /// A command came, and has not asked for any resource yet.
@@ -105,7 +105,7 @@ pub(crate) enum Payload {
 
 /// The result of a command, for its response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct CommandOutcome {
     /// Status of the response.
     pub(crate) status: Status,
     /// Value of the response.
@@ -114,7 +114,7 @@ pub(crate) struct Outcome {
     pub(crate) payload: Payload,
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// Success, without data.
     pub(crate) const OK: Self = Self::of(Status::Ok);
 
@@ -169,7 +169,7 @@ pub(crate) struct HeldRange {
 
 /// An event of a request.
 #[derive(Debug)]
-pub(crate) enum Event<'a> {
+pub(crate) enum RequestEvent<'a> {
     /// A command came with this tag, in message number `message`. Only valid where
     /// [`Request::may_start_in`].
     Command {
@@ -219,7 +219,7 @@ pub(crate) enum Event<'a> {
     /// A shard finished its request, with or without an error.
     Done(PartIndex, Result<(), Errno>),
     /// The outcome is known.
-    Outcome(Outcome),
+    Outcome(CommandOutcome),
     /// The answer is queued.
     Answered,
     /// The connection ended.
@@ -294,7 +294,7 @@ pub(crate) enum Action {
 /// One command inside the target, found by its tag.
 #[derive(Debug)]
 pub(crate) struct Request {
-    state: State,
+    state: RequestState,
     abandoned: bool,
     // Shards with an answer due.
     pending: u16,
@@ -303,7 +303,7 @@ pub(crate) struct Request {
     data: Option<InCapsule>,
     message: u64,
     span: Span,
-    outcome: Outcome,
+    outcome: CommandOutcome,
     holds: Vec<HeldRange>,
     parts: Parts,
     timing: Timing,
@@ -313,14 +313,14 @@ impl Request {
     /// A tag without a command.
     pub(crate) fn new() -> Self {
         Self {
-            state: State::Free,
+            state: RequestState::Free,
             abandoned: false,
             pending: 0,
             command: None,
             data: None,
             message: 0,
             span: Span::default(),
-            outcome: Outcome::OK,
+            outcome: CommandOutcome::OK,
             holds: Vec::new(),
             parts: Parts::default(),
             timing: Timing::default(),
@@ -343,12 +343,12 @@ impl Request {
     /// Whether no command of this tag is unanswered.
     #[inline]
     pub(crate) fn is_answered(&self) -> bool {
-        matches!(self.state, State::Free | State::Answered)
+        matches!(self.state, RequestState::Free | RequestState::Answered)
     }
 
     /// Whether a shard or control still works on the command.
     pub(crate) fn is_executing(&self) -> bool {
-        self.pending > 0 || self.state == State::AwaitsControl
+        self.pending > 0 || self.state == RequestState::AwaitsControl
     }
 
     /// Whether a shard still works on the command, or holds a range for it.
@@ -358,7 +358,7 @@ impl Request {
 
     /// Whether the command may still change the volume.
     pub(crate) fn may_change(&self, volume: VolumeIndex) -> bool {
-        use State::{
+        use RequestState::{
             AwaitsChange, AwaitsHolds, AwaitsParts, AwaitsStore, AwaitsUnholds, AwaitsZeroing,
         };
         let writes =
@@ -373,28 +373,28 @@ impl Request {
 
     /// Whether the command was checked and waits to start; or waited, if its connection ended.
     pub(crate) fn waits_to_begin(&self) -> bool {
-        matches!(self.state, State::AwaitsLimit | State::AwaitsAccess)
+        matches!(self.state, RequestState::AwaitsLimit | RequestState::AwaitsAccess)
     }
 
     /// Whether the command waits for a limit, or did when its connection ended.
     pub(crate) fn awaits_limit(&self) -> bool {
-        self.state == State::AwaitsLimit
+        self.state == RequestState::AwaitsLimit
     }
 
     /// Whether parts of the command may be sent.
     #[inline]
     pub(crate) fn awaits_parts(&self) -> bool {
-        self.state == State::AwaitsParts
+        self.state == RequestState::AwaitsParts
     }
 
     /// Whether the answer waits for send credits.
     pub(crate) fn awaits_credits(&self) -> bool {
-        self.state == State::AwaitsCredits
+        self.state == RequestState::AwaitsCredits
     }
 
     /// Whether control works on the command.
     pub(crate) fn awaits_control(&self) -> bool {
-        self.state == State::AwaitsControl
+        self.state == RequestState::AwaitsControl
     }
 
     /// The command.
@@ -442,7 +442,7 @@ impl Request {
 
     /// The outcome, or the failure so far.
     #[inline]
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> CommandOutcome {
         self.outcome
     }
 
@@ -485,61 +485,61 @@ impl Request {
 
     /// Handles an event, and returns the action that follows. The only writer of the state.
     #[inline(always)]
-    pub(crate) fn step(&mut self, event: Event<'_>) -> Action {
+    pub(crate) fn step(&mut self, event: RequestEvent<'_>) -> Action {
         match event {
-            Event::Command { command, message, data } => self.start(command, message, data),
-            Event::OverLimit => self.enter(State::AwaitsLimit),
-            Event::WritesHeld => self.enter(State::AwaitsAccess),
-            Event::MayBegin if self.waits_to_begin() && !self.abandoned => {
-                self.state = State::Admitted;
+            RequestEvent::Command { command, message, data } => self.start(command, message, data),
+            RequestEvent::OverLimit => self.enter(RequestState::AwaitsLimit),
+            RequestEvent::WritesHeld => self.enter(RequestState::AwaitsAccess),
+            RequestEvent::MayBegin if self.waits_to_begin() && !self.abandoned => {
+                self.state = RequestState::Admitted;
                 Action::Begin
             }
-            Event::MayBegin => Action::Impossible,
-            Event::Part(part) => {
-                self.state = State::AwaitsParts;
+            RequestEvent::MayBegin => Action::Impossible,
+            RequestEvent::Part(part) => {
+                self.state = RequestState::AwaitsParts;
                 self.parts.push(part);
                 Action::Wait
             }
-            Event::Asked => {
+            RequestEvent::Asked => {
                 self.pending += 1;
                 Action::Wait
             }
-            Event::StoreAsked => {
+            RequestEvent::StoreAsked => {
                 self.pending += 1;
-                self.enter(State::AwaitsStore)
+                self.enter(RequestState::AwaitsStore)
             }
-            Event::Stored => {
-                debug_assert!(self.state == State::AwaitsStore);
+            RequestEvent::Stored => {
+                debug_assert!(self.state == RequestState::AwaitsStore);
                 self.answered_by_shard();
                 self.finish_if_alone()
             }
-            Event::FlushBegan => self.enter(State::AwaitsFlush),
-            Event::SyncBegan => self.enter(State::AwaitsSync),
-            Event::HoldsBegan => {
-                self.state = State::AwaitsHolds;
+            RequestEvent::FlushBegan => self.enter(RequestState::AwaitsFlush),
+            RequestEvent::SyncBegan => self.enter(RequestState::AwaitsSync),
+            RequestEvent::HoldsBegan => {
+                self.state = RequestState::AwaitsHolds;
                 Action::Hold(0)
             }
-            Event::ChangeBegan => self.enter(State::AwaitsChange),
-            Event::ZeroingBegan => {
+            RequestEvent::ChangeBegan => self.enter(RequestState::AwaitsChange),
+            RequestEvent::ZeroingBegan => {
                 self.pending += 1;
-                self.enter(State::AwaitsZeroing)
+                self.enter(RequestState::AwaitsZeroing)
             }
-            Event::Forwarded => self.enter(State::AwaitsControl),
-            Event::ControlDone => self.enter(State::Free),
-            Event::OfPart(part, event) => self.step_part(part, event),
-            Event::Held(held) => self.on_held(held),
-            Event::AllHeld => {
-                self.state = State::AwaitsChange;
+            RequestEvent::Forwarded => self.enter(RequestState::AwaitsControl),
+            RequestEvent::ControlDone => self.enter(RequestState::Free),
+            RequestEvent::OfPart(part, event) => self.step_part(part, event),
+            RequestEvent::Held(held) => self.on_held(held),
+            RequestEvent::AllHeld => {
+                self.state = RequestState::AwaitsChange;
                 Action::Change
             }
-            Event::Zeroed => self.on_done(PartIndex::FIRST, Ok(())),
-            Event::Done(part, result) => self.on_done(part, result),
-            Event::Outcome(outcome) => {
+            RequestEvent::Zeroed => self.on_done(PartIndex::FIRST, Ok(())),
+            RequestEvent::Done(part, result) => self.on_done(part, result),
+            RequestEvent::Outcome(outcome) => {
                 self.outcome = outcome;
-                self.enter(State::AwaitsCredits)
+                self.enter(RequestState::AwaitsCredits)
             }
-            Event::Answered => self.enter(State::Answered),
-            Event::Abandon => {
+            RequestEvent::Answered => self.enter(RequestState::Answered),
+            RequestEvent::Abandon => {
                 self.abandoned = true;
                 Action::Wait
             }
@@ -594,7 +594,7 @@ impl Request {
     }
 
     #[inline(always)]
-    fn enter(&mut self, state: State) -> Action {
+    fn enter(&mut self, state: RequestState) -> Action {
         self.state = state;
         Action::Wait
     }
@@ -603,11 +603,11 @@ impl Request {
     fn start(&mut self, command: &CommandCapsule, message: u64, data: Option<InCapsule>) -> Action {
         debug_assert!(self.is_answered() && !self.has_shards() && !self.abandoned);
         // Field by field: the lists keep their capacity, and the span comes with the volume.
-        self.state = State::Admitted;
+        self.state = RequestState::Admitted;
         self.command = Some(*command);
         self.message = message;
         self.data = data;
-        self.outcome = Outcome::OK;
+        self.outcome = CommandOutcome::OK;
         self.parts.clear();
         Action::Wait
     }
@@ -662,7 +662,7 @@ impl Request {
         self.answered_by_shard();
         self.holds.push(held);
         if self.abandoned {
-            self.state = State::AwaitsUnholds;
+            self.state = RequestState::AwaitsUnholds;
             return Action::Unhold(Changed::No);
         }
         Action::Hold(held.shard + 1)
@@ -675,19 +675,19 @@ impl Request {
             self.fail(errno);
         }
         match self.state {
-            State::AwaitsParts => {
+            RequestState::AwaitsParts => {
                 // Only parts of a WRITE: a part of a READ is answered by `Lent`.
                 let Some(part) = self.parts.get_mut(part) else { return Action::Impossible };
                 part.set_state(PartState::Done);
                 self.finish_if_written()
             }
-            State::AwaitsFlush if self.pending > 0 => Action::Wait,
-            State::AwaitsFlush if self.outcome.status == Status::Ok && !self.abandoned => {
-                self.state = State::AwaitsSync;
+            RequestState::AwaitsFlush if self.pending > 0 => Action::Wait,
+            RequestState::AwaitsFlush if self.outcome.status == Status::Ok && !self.abandoned => {
+                self.state = RequestState::AwaitsSync;
                 Action::Sync
             }
-            State::AwaitsChange if !self.holds.is_empty() => {
-                self.state = State::AwaitsUnholds;
+            RequestState::AwaitsChange if !self.holds.is_empty() => {
+                self.state = RequestState::AwaitsUnholds;
                 let changed = if result.is_ok() { Changed::Yes } else { Changed::Unknown };
                 Action::Unhold(changed)
             }

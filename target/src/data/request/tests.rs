@@ -14,7 +14,7 @@ fn command(opcode: Opcode, in_capsule_bytes: u32) -> CommandCapsule {
 fn started(opcode: Opcode) -> Request {
     let mut request = Request::new();
     let command = command(opcode, 0);
-    let _ = request.step(Event::Command { command: &command, message: 1, data: None });
+    let _ = request.step(RequestEvent::Command { command: &command, message: 1, data: None });
     let span = Span { volume: VolumeIndex(0), offset: 0, len: 4096 };
     request.names(span);
     request
@@ -24,8 +24,8 @@ fn with_parts(opcode: Opcode, parts: u8) -> Request {
     let mut request = started(opcode);
     for part in 0..parts {
         let at = 4096 * u32::from(part);
-        let _ = request.step(Event::Part(Part::new(0, at.into(), at, 4096)));
-        let _ = request.step(Event::Asked);
+        let _ = request.step(RequestEvent::Part(Part::new(0, at.into(), at, 4096)));
+        let _ = request.step(RequestEvent::Asked);
     }
     request
 }
@@ -62,7 +62,7 @@ proptest! {
         let (mut finished, mut failed, mut ended) = (None, false, false);
         for (step, index) in order.iter().enumerate() {
             if ends_at == Some(step) {
-                let _ = request.step(Event::Abandon);
+                let _ = request.step(RequestEvent::Abandon);
                 ended = true;
             }
             let open: Vec<usize> =
@@ -75,7 +75,7 @@ proptest! {
             match next[at] {
                 Outside::Reserve => {
                     let job = JobId::test(u32::from(part.0));
-                    let action = request.step(Event::OfPart(part, PartEvent::Reserved(job, Segments::default())));
+                    let action = request.step(RequestEvent::OfPart(part, PartEvent::Reserved(job, Segments::default())));
                     if ended {
                         prop_assert_eq!(action, Action::GiveBack(part));
                         let (taken, memory) = request.parts_mut()[at].take_memory();
@@ -89,14 +89,14 @@ proptest! {
                 // The device of an ended connection reports nothing.
                 _ if ended && next[at] != Outside::Write => next[at] = Outside::Nothing,
                 Outside::PostRead => {
-                    let _ = request.step(Event::OfPart(part, PartEvent::ReadPosted(4096)));
+                    let _ = request.step(RequestEvent::OfPart(part, PartEvent::ReadPosted(4096)));
                     next[at] = Outside::CompleteRead;
                 }
                 Outside::CompleteRead => {
-                    prop_assert!(matches!(request.step(Event::OfPart(part, PartEvent::ReadDone)), Action::Place));
+                    prop_assert!(matches!(request.step(RequestEvent::OfPart(part, PartEvent::ReadDone)), Action::Place));
                     let (job, memory) = request.parts_mut()[at].take_memory();
                     prop_assert!(job.is_some() && memory.is_empty());
-                    let _ = request.step(Event::OfPart(part, PartEvent::WriteAsked));
+                    let _ = request.step(RequestEvent::OfPart(part, PartEvent::WriteAsked));
                     next[at] = Outside::Write;
                 }
                 Outside::Write => {
@@ -104,7 +104,7 @@ proptest! {
                     failed |= fails[at];
                     next[at] = Outside::Nothing;
                     let is_last = !request.is_executing_more_than_one();
-                    let status = finishes(request.step(Event::Done(part, result)));
+                    let status = finishes(request.step(RequestEvent::Done(part, result)));
                     prop_assert!(status.is_none() || is_last, "an answer before the last shard's");
                     prop_assert!(status.is_none() || finished.is_none(), "a second answer");
                     prop_assert!(status.is_none() || !ended, "an answer on no connection");
@@ -130,16 +130,16 @@ proptest! {
         let mut sent = 0;
         for index in order.iter().take(usize::from(parts)) {
             let part = PartIndex(asked.swap_remove(index.index(asked.len())));
-            let action = request.step(Event::OfPart(part, PartEvent::Lent(Ok(Segments::default()))));
+            let action = request.step(RequestEvent::OfPart(part, PartEvent::Lent(Ok(Segments::default()))));
             prop_assert!(matches!(action, Action::Send));
             let Some((next, is_last)) = request.next_to_send() else {
                 return Err(TestCaseError::fail("nothing to send"));
             };
             sent += 1;
             prop_assert_eq!((next, is_last), (part, sent == parts));
-            let half = request.step(Event::OfPart(part, PartEvent::Sent(2048)));
+            let half = request.step(RequestEvent::OfPart(part, PartEvent::Sent(2048)));
             prop_assert!(matches!(half, Action::Wait), "memory is read by one more WR");
-            prop_assert!(matches!(request.step(Event::OfPart(part, PartEvent::Sent(2048))), Action::Pin));
+            prop_assert!(matches!(request.step(RequestEvent::OfPart(part, PartEvent::Sent(2048))), Action::Pin));
         }
         prop_assert!(request.next_to_send().is_none() && !request.has_failed());
     }
@@ -158,11 +158,12 @@ impl Request {
 #[test]
 fn a_read_fails_when_no_shard_works_for_it() {
     let mut request = with_parts(Opcode::Read, 2);
-    let action = request.step(Event::OfPart(PartIndex(1), PartEvent::Lent(Err(Errno::EIO))));
+    let action = request.step(RequestEvent::OfPart(PartIndex(1), PartEvent::Lent(Err(Errno::EIO))));
     assert!(matches!(action, Action::Send) && !request.has_failed());
-    let _ = request.step(Event::OfPart(PartIndex(0), PartEvent::Lent(Ok(Segments::default()))));
+    let _ =
+        request.step(RequestEvent::OfPart(PartIndex(0), PartEvent::Lent(Ok(Segments::default()))));
     assert_eq!(request.next_to_send(), Some((PartIndex(0), false)), "no answer of OK");
-    let _ = request.step(Event::OfPart(PartIndex(0), PartEvent::Sent(4096)));
+    let _ = request.step(RequestEvent::OfPart(PartIndex(0), PartEvent::Sent(4096)));
     assert!(request.has_failed());
     assert_eq!(request.outcome().status, Status::from_store_errno(Errno::EIO as i32));
 }
@@ -175,18 +176,18 @@ fn a_flush_syncs_after_every_shard_and_not_after_a_failure() {
         ([Err(Errno::EIO), Ok(())], Some(Status::from_store_errno(5))),
     ] {
         let mut request = started(Opcode::Flush);
-        let _ = request.step(Event::FlushBegan);
-        let _ = request.step(Event::Asked);
-        let _ = request.step(Event::Asked);
-        let first = request.step(Event::Done(PartIndex::FIRST, results[0]));
+        let _ = request.step(RequestEvent::FlushBegan);
+        let _ = request.step(RequestEvent::Asked);
+        let _ = request.step(RequestEvent::Asked);
+        let first = request.step(RequestEvent::Done(PartIndex::FIRST, results[0]));
         assert!(matches!(first, Action::Wait), "{first:?}");
-        let second = request.step(Event::Done(PartIndex::FIRST, results[1]));
+        let second = request.step(RequestEvent::Done(PartIndex::FIRST, results[1]));
         match expected {
             Some(status) => assert_eq!(finishes(second), Some(status)),
             None => {
                 assert!(matches!(second, Action::Sync), "{second:?}");
-                let _ = request.step(Event::Asked);
-                let done = request.step(Event::Done(PartIndex::FIRST, Ok(())));
+                let _ = request.step(RequestEvent::Asked);
+                let done = request.step(RequestEvent::Done(PartIndex::FIRST, Ok(())));
                 assert_eq!(finishes(done), Some(Status::Ok));
             }
         }
@@ -196,39 +197,39 @@ fn a_flush_syncs_after_every_shard_and_not_after_a_failure() {
 #[test]
 fn a_change_holds_every_shard_and_ends_every_hold() {
     let mut request = started(Opcode::Discard);
-    assert!(matches!(request.step(Event::HoldsBegan), Action::Hold(0)));
+    assert!(matches!(request.step(RequestEvent::HoldsBegan), Action::Hold(0)));
     for shard in 0..2u16 {
-        let _ = request.step(Event::Asked);
+        let _ = request.step(RequestEvent::Asked);
         let held = HeldRange { shard, job: JobId::test(shard.into()) };
-        let action = request.step(Event::Held(held));
+        let action = request.step(RequestEvent::Held(held));
         assert!(matches!(action, Action::Hold(next) if next == shard + 1), "{action:?}");
     }
-    assert!(matches!(request.step(Event::AllHeld), Action::Change));
-    let _ = request.step(Event::Asked);
-    let action = request.step(Event::Done(PartIndex::FIRST, Err(Errno::EIO)));
+    assert!(matches!(request.step(RequestEvent::AllHeld), Action::Change));
+    let _ = request.step(RequestEvent::Asked);
+    let action = request.step(RequestEvent::Done(PartIndex::FIRST, Err(Errno::EIO)));
     assert!(matches!(action, Action::Unhold(Changed::Unknown)), "{action:?}");
     let holds = request.take_holds();
     assert_eq!(holds.len(), 2);
     request.reuse_holds(holds);
-    let _ = request.step(Event::Asked);
-    let _ = request.step(Event::Asked);
-    assert_eq!(finishes(request.step(Event::Done(PartIndex::FIRST, Ok(())))), None);
-    let last = finishes(request.step(Event::Done(PartIndex::FIRST, Ok(()))));
+    let _ = request.step(RequestEvent::Asked);
+    let _ = request.step(RequestEvent::Asked);
+    assert_eq!(finishes(request.step(RequestEvent::Done(PartIndex::FIRST, Ok(())))), None);
+    let last = finishes(request.step(RequestEvent::Done(PartIndex::FIRST, Ok(()))));
     assert_eq!(last, Some(Status::from_store_errno(5)), "the first failure counts");
 }
 
 #[test]
 fn a_change_whose_connection_ended_lets_others_in_again() {
     let mut request = started(Opcode::WriteZeroes);
-    let _ = request.step(Event::HoldsBegan);
-    let _ = request.step(Event::Asked);
-    let _ = request.step(Event::Abandon);
+    let _ = request.step(RequestEvent::HoldsBegan);
+    let _ = request.step(RequestEvent::Asked);
+    let _ = request.step(RequestEvent::Abandon);
     let held = HeldRange { shard: 0, job: JobId::test(0) };
-    let action = request.step(Event::Held(held));
+    let action = request.step(RequestEvent::Held(held));
     assert!(matches!(action, Action::Unhold(Changed::No)), "{action:?}");
     assert_eq!(request.take_holds(), [held]);
-    let _ = request.step(Event::Asked);
-    assert!(matches!(request.step(Event::Done(PartIndex::FIRST, Ok(()))), Action::Wait));
+    let _ = request.step(RequestEvent::Asked);
+    assert!(matches!(request.step(RequestEvent::Done(PartIndex::FIRST, Ok(()))), Action::Wait));
     assert!(!request.has_shards());
 }
 
@@ -236,11 +237,11 @@ fn a_change_whose_connection_ended_lets_others_in_again() {
 fn a_read_that_was_not_posted_is_impossible() {
     let mut request = with_parts(Opcode::Write, 1);
     assert!(matches!(
-        request.step(Event::OfPart(PartIndex(0), PartEvent::ReadDone)),
+        request.step(RequestEvent::OfPart(PartIndex(0), PartEvent::ReadDone)),
         Action::Impossible
     ));
     assert!(matches!(
-        request.step(Event::OfPart(PartIndex(9), PartEvent::ReadDone)),
+        request.step(RequestEvent::OfPart(PartIndex(9), PartEvent::ReadDone)),
         Action::Impossible
     ));
 }
@@ -250,11 +251,11 @@ fn a_tag_is_free_when_answered_and_in_a_later_message() {
     let mut request = Request::new();
     assert!(request.may_start_in(1));
     let command = command(Opcode::Flush, 0);
-    let _ = request.step(Event::Command { command: &command, message: 1, data: None });
+    let _ = request.step(RequestEvent::Command { command: &command, message: 1, data: None });
     assert!(!request.may_start_in(2), "its command waits for an answer");
-    let _ = request.step(Event::Outcome(Outcome::OK));
+    let _ = request.step(RequestEvent::Outcome(CommandOutcome::OK));
     assert!(request.awaits_credits() && !request.may_start_in(2));
-    let _ = request.step(Event::Answered);
+    let _ = request.step(RequestEvent::Answered);
     assert!(request.may_start_in(2) && !request.may_start_in(1));
 }
 
@@ -262,14 +263,14 @@ fn a_tag_is_free_when_answered_and_in_a_later_message() {
 fn a_command_over_a_limit_begins_once_and_never_after_the_end_of_its_connection() {
     let limited = || {
         let mut request = started(Opcode::Read);
-        let _ = request.step(Event::OverLimit);
+        let _ = request.step(RequestEvent::OverLimit);
         assert!(!request.is_answered() && !request.is_executing() && !request.has_shards());
         request
     };
     let mut request = limited();
-    assert_eq!(request.step(Event::MayBegin), Action::Begin);
-    assert_eq!(request.step(Event::MayBegin), Action::Impossible);
+    assert_eq!(request.step(RequestEvent::MayBegin), Action::Begin);
+    assert_eq!(request.step(RequestEvent::MayBegin), Action::Impossible);
     let mut request = limited();
-    let _ = request.step(Event::Abandon);
-    assert_eq!(request.step(Event::MayBegin), Action::Impossible);
+    let _ = request.step(RequestEvent::Abandon);
+    assert_eq!(request.step(RequestEvent::MayBegin), Action::Impossible);
 }

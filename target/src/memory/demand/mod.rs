@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rblk_config::{Backing, ByteSize, HugePages, TargetConfig};
+use rblk_config::{BackingConfig, ByteSize, HugePages, TargetConfig};
 use rblk_fabric::{Address, DeviceCaps, PageKind, Region, RegionError, Scheme};
 use rblk_protocol::limits;
 use rblk_protocol::width::{wide, wide64};
@@ -175,7 +175,7 @@ impl Demand {
         // Whole largest extents for each poll group.
         let share = (config.arena.0 / groups / extent).max(SHARE_EXTENTS_MIN) * extent;
         let volumes = config.volumes.iter().filter_map(|volume| match volume.backing() {
-            Ok(Backing::Memory { size }) => Some((volume.name.clone(), size.0)),
+            Ok(BackingConfig::Memory { size }) => Some((volume.name.clone(), size.0)),
             _ => None,
         });
         let is_rdma = |a: &String| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Rdma);

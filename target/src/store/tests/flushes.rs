@@ -55,7 +55,7 @@ impl Overcommitted {
 /// Submits to a ring store and hands it to the kernel.
 fn begin(store: &mut UringStore, token: u64, io: &Io) {
     store.start(token, io).unwrap();
-    store.turn(Wait::No, &mut WatchSet::default()).unwrap();
+    store.turn(TurnSleep::No, &mut WatchSet::default()).unwrap();
 }
 
 /// The result of the single running op.
@@ -225,7 +225,9 @@ fn as_root_a_failed_flush_is_answered_when_the_loss_is_noted() {
     let lost = loop {
         assert!(Instant::now() < deadline, "no store told of the loss");
         stores.iter_mut().for_each(|store| {
-            store.turn(Wait::Until(Duration::from_millis(10)), &mut WatchSet::default()).unwrap();
+            store
+                .turn(TurnSleep::Until(Duration::from_millis(10)), &mut WatchSet::default())
+                .unwrap();
         });
         if let Some((_, lost)) = stores.iter_mut().find_map(UringStore::take_lost) {
             break lost;
@@ -234,7 +236,9 @@ fn as_root_a_failed_flush_is_answered_when_the_loss_is_noted() {
     // Both wait, even after the next sync has ended.
     for _ in 0..20 {
         for store in &mut stores {
-            store.turn(Wait::Until(Duration::from_millis(5)), &mut WatchSet::default()).unwrap();
+            store
+                .turn(TurnSleep::Until(Duration::from_millis(5)), &mut WatchSet::default())
+                .unwrap();
             let mut done = Vec::new();
             store.reap(&mut done);
             assert!(done.is_empty(), "answered before the loss was noted");

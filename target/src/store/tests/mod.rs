@@ -79,7 +79,7 @@ trait Engine: Store {
 
 impl Engine for UringStore {
     fn work(&mut self) {
-        self.turn(Wait::Until(Duration::from_secs(1)), &mut WatchSet::default()).unwrap();
+        self.turn(TurnSleep::Until(Duration::from_secs(1)), &mut WatchSet::default()).unwrap();
     }
 }
 

@@ -68,12 +68,12 @@ fn volumes_come_and_go() {
 fn turns_without_work_do_not_enter_the_kernel() {
     let (_directory, _region, mut store) = small_store(4);
     let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
-    store.watch(event.as_raw_fd(), WatchToken(0)).unwrap();
+    store.watch(event.as_raw_fd(), FdToken(0)).unwrap();
     let mut woken = WatchSet::default();
-    store.turn(Wait::No, &mut woken).unwrap();
+    store.turn(TurnSleep::No, &mut woken).unwrap();
     assert_eq!(store.counters().enters, 1);
     for _ in 0..1000 {
-        store.turn(Wait::No, &mut woken).unwrap();
+        store.turn(TurnSleep::No, &mut woken).unwrap();
     }
     assert_eq!(store.counters().enters, 1);
     // Polling alone finds a completion that comes later from another kernel thread, with one enter
@@ -82,7 +82,7 @@ fn turns_without_work_do_not_enter_the_kernel() {
     let mut done = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(10);
     while done.is_empty() && Instant::now() < deadline {
-        store.turn(Wait::No, &mut woken).unwrap();
+        store.turn(TurnSleep::No, &mut woken).unwrap();
         store.reap(&mut done);
     }
     assert_eq!(done.len(), 1);
@@ -94,21 +94,21 @@ fn turns_without_work_do_not_enter_the_kernel() {
 fn sleeps_until_woken_or_the_time_is_over() {
     let (_directory, _region, mut store) = small_store(4);
     let event = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
-    let token = WatchToken(MAX_WATCHES - 1);
+    let token = FdToken(MAX_WATCHES - 1);
     store.watch(event.as_raw_fd(), token).unwrap();
     assert!(store.watch(event.as_raw_fd(), token).is_err());
-    assert!(store.watch(event.as_raw_fd(), WatchToken(64)).is_err());
-    assert!(store.watch(-1, WatchToken(1)).is_err());
+    assert!(store.watch(event.as_raw_fd(), FdToken(64)).is_err());
+    assert!(store.watch(-1, FdToken(1)).is_err());
     let mut woken = WatchSet::default();
     let started = Instant::now();
-    store.turn(Wait::Until(Duration::from_millis(50)), &mut woken).unwrap();
+    store.turn(TurnSleep::Until(Duration::from_millis(50)), &mut woken).unwrap();
     assert!(started.elapsed() >= Duration::from_millis(50) && woken.is_empty());
     // Many times, so that the multishot poll is really reused.
     for _ in 0..100 {
         let sender = Arc::clone(&event);
         let thread = std::thread::spawn(move || sender.write(1).unwrap());
         while !woken.contains(token) {
-            store.turn(Wait::Until(Duration::from_secs(10)), &mut woken).unwrap();
+            store.turn(TurnSleep::Until(Duration::from_secs(10)), &mut woken).unwrap();
         }
         woken.clear();
         thread.join().unwrap();
@@ -118,7 +118,7 @@ fn sleeps_until_woken_or_the_time_is_over() {
     assert_eq!(store.counters().watch_errors, 0);
     // The longest possible sleep is a valid argument.
     event.write(1).unwrap();
-    store.turn(Wait::Until(Duration::MAX), &mut woken).unwrap();
+    store.turn(TurnSleep::Until(Duration::MAX), &mut woken).unwrap();
     assert!(woken.contains(token));
     event.read().unwrap();
     // An event from before the watch wakes, too; an unwatched token does not.
@@ -126,8 +126,8 @@ fn sleeps_until_woken_or_the_time_is_over() {
     event.write(1).unwrap();
     let settle = |store: &mut UringStore| {
         let mut woken = WatchSet::default();
-        store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
-        store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
+        store.turn(TurnSleep::Until(Duration::from_millis(20)), &mut woken).unwrap();
+        store.turn(TurnSleep::Until(Duration::from_millis(20)), &mut woken).unwrap();
         woken
     };
     assert!(settle(&mut store).is_empty());
@@ -149,13 +149,13 @@ fn sleeps_until_woken_or_the_time_is_over() {
 fn a_watch_for_sleeps_costs_nothing_awake() {
     let (_directory, _region, mut store) = small_store(4);
     let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
-    let token = WatchToken(5);
+    let token = FdToken(5);
     store.watch_asleep(event.as_raw_fd(), token).unwrap();
     assert!(store.watch(event.as_raw_fd(), token).is_err());
     let mut woken = WatchSet::default();
     for _ in 0..100 {
         event.write(1).unwrap();
-        store.turn(Wait::No, &mut woken).unwrap();
+        store.turn(TurnSleep::No, &mut woken).unwrap();
         event.read().unwrap();
     }
     assert!(woken.is_empty());
@@ -163,26 +163,26 @@ fn a_watch_for_sleeps_costs_nothing_awake() {
     // Each sleep ends while the descriptor is readable, whenever it became so.
     event.write(1).unwrap();
     for _ in 0..100 {
-        store.turn(Wait::Until(Duration::from_secs(10)), &mut woken).unwrap();
+        store.turn(TurnSleep::Until(Duration::from_secs(10)), &mut woken).unwrap();
         assert!(woken.contains(token));
         woken.clear();
     }
     event.read().unwrap();
-    store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
+    store.turn(TurnSleep::Until(Duration::from_millis(20)), &mut woken).unwrap();
     assert!(woken.is_empty());
     // The poll of that sleep is still armed, and reports once.
     event.write(1).unwrap();
-    store.turn(Wait::No, &mut woken).unwrap();
+    store.turn(TurnSleep::No, &mut woken).unwrap();
     assert!(woken.contains(token));
     woken.clear();
     let enters = store.counters().enters;
-    store.turn(Wait::No, &mut woken).unwrap();
+    store.turn(TurnSleep::No, &mut woken).unwrap();
     assert!(woken.is_empty() && store.counters().enters == enters);
     store.unwatch(token);
-    store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
+    store.turn(TurnSleep::Until(Duration::from_millis(20)), &mut woken).unwrap();
     assert!(woken.is_empty());
     store.watch_asleep(event.as_raw_fd(), token).unwrap();
-    store.turn(Wait::Until(Duration::from_secs(10)), &mut woken).unwrap();
+    store.turn(TurnSleep::Until(Duration::from_secs(10)), &mut woken).unwrap();
     assert!(woken.contains(token));
     assert_eq!(store.counters().watch_errors, 0);
 }
@@ -205,7 +205,7 @@ fn a_store_belongs_to_the_thread_of_its_first_turn() {
         return;
     }
     store.start(2, &read(0, 0, 512)).unwrap();
-    let error = store.turn(Wait::No, &mut WatchSet::default()).unwrap_err();
+    let error = store.turn(TurnSleep::No, &mut WatchSet::default()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
 }
 
@@ -225,7 +225,7 @@ fn a_ring_of_an_older_kernel_works() {
     let mut done = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(10);
     while done.is_empty() && Instant::now() < deadline {
-        store.turn(Wait::No, &mut WatchSet::default()).unwrap();
+        store.turn(TurnSleep::No, &mut WatchSet::default()).unwrap();
         store.reap(&mut done);
     }
     assert_eq!(done.len(), 1);
@@ -238,7 +238,7 @@ fn dropping_a_store_ends_its_ops() {
         let io = write(token * 4096, 0, 4096);
         store.start(token, &io).unwrap();
     }
-    store.turn(Wait::No, &mut WatchSet::default()).unwrap();
+    store.turn(TurnSleep::No, &mut WatchSet::default()).unwrap();
     drop(store);
     assert_eq!(Arc::strong_count(&region), 1, "ended, so nothing is leaked");
 }
@@ -248,7 +248,7 @@ fn dropping_a_store_that_cannot_end_its_ops_leaks_their_memory() {
     let (_directory, region, mut store) = small_store(16);
     std::thread::scope(|scope| {
         let store = &mut store;
-        scope.spawn(|| store.turn(Wait::No, &mut WatchSet::default()).unwrap());
+        scope.spawn(|| store.turn(TurnSleep::No, &mut WatchSet::default()).unwrap());
     });
     if store.warnings().contains(&Warning::NoDeferredCompletions) {
         return;

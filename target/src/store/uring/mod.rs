@@ -19,10 +19,10 @@
 #![allow(unsafe_code)]
 
 mod counters;
+mod entry_memory;
 mod op;
-mod pieces;
 mod ring;
-mod setup;
+mod ring_setup;
 mod sync_wait;
 mod watch_set;
 
@@ -37,15 +37,15 @@ use rblk_fabric::{PageKind, Region};
 use rblk_protocol::width::{narrow, wide};
 
 pub use self::counters::Counters;
+use self::entry_memory::{EntryMemory, Pieces};
 use self::op::{Ops, Phase, ZERO_CHUNK};
-use self::pieces::{EntryMemory, Pieces};
 use self::ring::{Ring, USER_OP, USER_WATCH};
-pub(super) use self::setup::cooperative;
-pub use self::setup::{MAX_CAPACITY, UringOptions, Warning};
-use self::setup::{deferred, register_file_table};
+pub(super) use self::ring_setup::cooperative;
+pub use self::ring_setup::{MAX_CAPACITY, UringOptions, Warning};
+use self::ring_setup::{deferred, register_file_table};
 use self::sync_wait::SyncWaiters;
 use self::watch_set::{DOOR, Watches, checked};
-pub use self::watch_set::{MAX_WATCHES, WatchSet, WatchToken};
+pub use self::watch_set::{FdToken, MAX_WATCHES, WatchSet};
 use super::backing::Backing;
 use super::syncs::{SyncLook, SyncNumber};
 use super::{Op, OpDone, Segment, Store, StoreError, refusal};
@@ -56,7 +56,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// How long a turn may sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wait {
+pub enum TurnSleep {
     /// Not at all.
     No,
     /// Until an op ends or a watch wakes, at most this long. Does not sleep when an op or a watch
@@ -231,7 +231,7 @@ impl UringStore {
     ///
     /// # Errors
     /// The token is too large or in use, or the descriptor cannot be duplicated.
-    pub(crate) fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(crate) fn watch(&mut self, fd: RawFd, token: FdToken) -> io::Result<()> {
         checked(token)?;
         self.watches.add(fd, token)?;
         self.watches.arm(&mut self.ring, token.0);
@@ -244,13 +244,13 @@ impl UringStore {
     ///
     /// # Errors
     /// As for [`Self::watch`].
-    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: FdToken) -> io::Result<()> {
         checked(token)?;
         self.watches.add_asleep(fd, token)
     }
 
     /// Ends a watch, if it exists. A turn may still report it once.
-    pub(crate) fn unwatch(&mut self, token: WatchToken) {
+    pub(crate) fn unwatch(&mut self, token: FdToken) {
         self.watches.remove(&mut self.ring, token);
     }
 
@@ -262,13 +262,13 @@ impl UringStore {
     /// # Errors
     /// The ring is unusable, for example from a thread other than that of the first turn
     /// (`EEXIST`).
-    pub(crate) fn turn(&mut self, wait: Wait, woken: &mut WatchSet) -> io::Result<()> {
+    pub(crate) fn turn(&mut self, wait: TurnSleep, woken: &mut WatchSet) -> io::Result<()> {
         self.watches.arm_the_rest(&mut self.ring);
         let sleep = match wait {
-            Wait::No => None,
+            TurnSleep::No => None,
             // A watch without room in the queue is armed in the next turn; this turn makes the
             // room.
-            Wait::Until(time) => {
+            TurnSleep::Until(time) => {
                 Some(time).filter(|t| !t.is_zero() && self.watches.arm_for_sleep(&mut self.ring))
             }
         };
@@ -489,7 +489,7 @@ impl Drop for UringStore {
             self.done.clear();
             woken.clear();
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.turn(Wait::Until(left), &mut woken).is_err() {
+            if left.is_zero() || self.turn(TurnSleep::Until(left), &mut woken).is_err() {
                 break;
             }
         }

@@ -14,7 +14,7 @@ use super::counters::Counters;
 use crate::store::backing::Backing;
 use crate::store::methods::Method;
 use crate::store::syncs::SyncNumber;
-use crate::store::uring::pieces::{IoVecs, Pieces};
+use crate::store::uring::entry_memory::{IoVecs, Pieces};
 use crate::store::{Op, OpKind, OpToken, Segment};
 use crate::volume::ids::VolumeIndex;
 

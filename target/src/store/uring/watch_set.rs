@@ -17,7 +17,7 @@ use super::ring::{Ring, USER_NOTHING, USER_WATCH};
 pub const MAX_WATCHES: u8 = 63;
 
 /// Watches the store's own door, by which other stores of a backing wake it.
-pub(super) const DOOR: WatchToken = WatchToken(MAX_WATCHES);
+pub(super) const DOOR: FdToken = FdToken(MAX_WATCHES);
 
 // The owner's watches and the door.
 const WATCHES: u8 = MAX_WATCHES + 1;
@@ -27,7 +27,7 @@ const READABLE: u32 = libc::POLLIN as u32;
 
 /// Names a watched descriptor; below [`MAX_WATCHES`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct WatchToken(pub u8);
+pub struct FdToken(pub u8);
 
 /// A set of watched descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -36,7 +36,7 @@ pub struct WatchSet(u64);
 impl WatchSet {
     /// Whether the token is in the set.
     #[must_use]
-    pub(crate) fn contains(&self, token: WatchToken) -> bool {
+    pub(crate) fn contains(&self, token: FdToken) -> bool {
         token.0 < MAX_WATCHES && self.0 >> token.0 & 1 == 1
     }
 
@@ -98,7 +98,7 @@ impl Watches {
     }
 
     /// Watches a descriptor, which is duplicated. Does not arm it yet.
-    pub(super) fn add(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(super) fn add(&mut self, fd: RawFd, token: FdToken) -> io::Result<()> {
         let watch = self.table.get_mut(usize::from(token.0)).ok_or(io::ErrorKind::InvalidInput)?;
         if watch.fd.is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -114,7 +114,7 @@ impl Watches {
     }
 
     /// Like [`Self::add`], for a descriptor that is armed for each sleep.
-    pub(super) fn add_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(super) fn add_asleep(&mut self, fd: RawFd, token: FdToken) -> io::Result<()> {
         self.add(fd, token)?;
         self.table[usize::from(token.0)].asleep = true;
         self.asleep |= 1 << token.0;
@@ -122,7 +122,7 @@ impl Watches {
     }
 
     /// Ends a watch, if it exists.
-    pub(super) fn remove(&mut self, ring: &mut Ring, token: WatchToken) {
+    pub(super) fn remove(&mut self, ring: &mut Ring, token: FdToken) {
         let Some(watch) = self.table.get_mut(usize::from(token.0)) else { return };
         self.asleep &= !(1 << token.0);
         if watch.fd.take().is_some() && watch.armed {
@@ -196,7 +196,7 @@ impl Watches {
 }
 
 /// Whether this is a token of the owner.
-pub(super) fn checked(token: WatchToken) -> io::Result<()> {
+pub(super) fn checked(token: FdToken) -> io::Result<()> {
     if token.0 < MAX_WATCHES { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rblk_target::data::poll_group::{Step, StepTicket, ToGroup};
+use rblk_target::data::poll_group::{StepTicket, ToGroup, VolumeStep};
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
 use rblk_target::volume::counts::VolumeStats;
@@ -28,12 +28,12 @@ impl Changing {
 
 impl<S: Store> Rig<S> {
     /// Orders a step from every poll group. [`Self::step_outcome`] returns the result.
-    pub fn begin_step(&mut self, volume: &Arc<Volume>, step: Step) {
+    pub fn begin_step(&mut self, volume: &Arc<Volume>, step: VolumeStep) {
         let ticket = self.next_step();
         for group in 0..self.groups.len() {
             let volume = Arc::clone(volume);
             let mail = match step {
-                Step::Add => ToGroup::AddVolume {
+                VolumeStep::Add => ToGroup::AddVolume {
                     volume,
                     backing: None,
                     stats: Arc::new(VolumeStats::default()),

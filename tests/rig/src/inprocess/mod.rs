@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rblk_fabric::soft::network::{Network, Wire};
+use rblk_fabric::soft::network::{FaultyWire, Network};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
@@ -126,7 +126,7 @@ pub struct RawEnd {
     /// Its QP.
     pub qp: QpIndex,
     /// The link, to break it.
-    pub wire: Wire,
+    pub wire: FaultyWire,
     /// The hellos of the connection.
     pub hellos: Hellos,
 }
@@ -157,7 +157,7 @@ pub struct Rig<S> {
     sessions: Vec<SessionState>,
     queues: Vec<Option<Queue>>,
     // The links of all connections to this run of the target.
-    wires: Vec<Wire>,
+    wires: Vec<FaultyWire>,
     outcomes: Vec<Outcome>,
     gone: Vec<Gone>,
     admin: Vec<AdminCommand>,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_fabric::{Completion, Device, DeviceCaps, PageKind, QpLimits, Region};
 use rblk_initiator::engine::durability::Ledger;
 use rblk_initiator::engine::inflight::WrongState;
@@ -38,7 +38,7 @@ pub(super) struct Queue {
     volume: VolumeHandle,
     change: PathChange,
     // One for each lane.
-    wires: Vec<Wire>,
+    wires: Vec<FaultyWire>,
     ended: Vec<PathEnd>,
     // Outcomes of one turn.
     done: Vec<(Tag, i32)>,
@@ -131,7 +131,7 @@ impl<S: Store> Rig<S> {
     pub fn drop_queue(&mut self, id: QueueId, silent: bool) {
         let Some(mut queue) = self.queues[id.0].take() else { return };
         if silent {
-            queue.wires.iter().for_each(Wire::silence);
+            queue.wires.iter().for_each(FaultyWire::silence);
         }
         self.outcomes.retain(|outcome| outcome.queue != id);
         queue.engine.disconnect();
@@ -189,7 +189,7 @@ impl<S: Store> Rig<S> {
     ///
     /// # Panics
     /// There is no such queue.
-    pub fn give_path(&mut self, id: QueueId, path: Path, wires: Vec<Wire>) {
+    pub fn give_path(&mut self, id: QueueId, path: Path, wires: Vec<FaultyWire>) {
         let queue = self.queue_mut(id);
         queue.wires = wires;
         queue.engine.disconnect();
@@ -257,7 +257,7 @@ impl<S: Store> Rig<S> {
         volume: VolumeHandle,
         options: QueueOptions,
         buffers: &Arc<Region>,
-    ) -> Result<(Path, Vec<Wire>)> {
+    ) -> Result<(Path, Vec<FaultyWire>)> {
         let layout = PathLayout { depth: QueueDepth::new(options.depth).context("queue depth")? };
         let memory = PathMemory::register(
             &self.initiator_pd,
@@ -333,7 +333,7 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such queue.
     #[must_use]
-    pub fn wire(&self, queue: QueueId) -> Option<&Wire> {
+    pub fn wire(&self, queue: QueueId) -> Option<&FaultyWire> {
         self.wires(queue).first()
     }
 
@@ -342,7 +342,7 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such queue.
     #[must_use]
-    pub fn wires(&self, queue: QueueId) -> &[Wire] {
+    pub fn wires(&self, queue: QueueId) -> &[FaultyWire] {
         &self.queue(queue).wires
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
     ProtectionDomain, QpLimits, Region, RemoteBuffer,
@@ -87,7 +87,7 @@ struct Cq {
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) connection: Connection,
-    pub(super) wire: Wire,
+    pub(super) wire: FaultyWire,
     pub(super) accept: HelloAccept,
     pub(super) hellos: Hellos,
 }

@@ -11,7 +11,7 @@ mod trying;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::engine::durability::retain::RetainRing;
 use rblk_initiator::engine::durability::{Durability, Ledger};
@@ -229,7 +229,7 @@ impl Process {
     }
 
     /// All its links to an address.
-    pub fn wires<'p>(&'p self, address: usize, site: &'p Site) -> Vec<Wire> {
+    pub fn wires<'p>(&'p self, address: usize, site: &'p Site) -> Vec<FaultyWire> {
         let mut wires = Vec::new();
         if let Some(session) = self.session.as_ref().filter(|s| s.address == address) {
             wires.push(session.admin.wire().clone());
@@ -258,7 +258,7 @@ impl Process {
     pub fn die(mut self, silent: bool, site: &mut Site) -> Option<Note> {
         if silent {
             for address in 0..self.plan.addresses {
-                self.wires(address, site).iter().for_each(Wire::silence);
+                self.wires(address, site).iter().for_each(FaultyWire::silence);
             }
         }
         for queue in &self.queues {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::durability::retain::ReplayLog;
 use rblk_initiator::engine::path::Path;
 use rblk_initiator::volume::course::{Attempt, Failure};
@@ -23,7 +23,7 @@ pub(super) enum Phase {
     Open,
     Settle(Box<Settling>),
     // The next queue's connect request is under way.
-    Queue { due: u64, paths: Vec<(Path, Vec<Wire>)> },
+    Queue { due: u64, paths: Vec<(Path, Vec<FaultyWire>)> },
 }
 
 #[derive(Debug)]
@@ -44,13 +44,13 @@ pub(super) enum Going {
     Failed(Failure),
     Fenced(String),
     Changed(&'static str),
-    Arrived(Vec<(Path, Vec<Wire>)>),
+    Arrived(Vec<(Path, Vec<FaultyWire>)>),
 }
 
 #[derive(Debug)]
 pub(super) struct Settling {
     pub(super) replayer: Replayer<Arc<ReplayLog>>,
     pub(super) judgement: Judgement,
-    pub(super) wires: Vec<Wire>,
+    pub(super) wires: Vec<FaultyWire>,
     pub(super) begun: bool,
 }

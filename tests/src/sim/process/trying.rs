@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rblk_fabric::Region;
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::path::Path;
 use rblk_initiator::volume::admin::AdminChannel;
 use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, Verdict};
@@ -78,7 +78,12 @@ impl Process {
         }
     }
 
-    fn arrive(&mut self, trying: Trying, paths: Vec<(Path, Vec<Wire>)>, ground: &mut Ground<'_>) {
+    fn arrive(
+        &mut self,
+        trying: Trying,
+        paths: Vec<(Path, Vec<FaultyWire>)>,
+        ground: &mut Ground<'_>,
+    ) {
         let now = ground.site.rig.now();
         let address = trying.attempt.address;
         let (Some(login), Some(volume)) = (trying.login, trying.volume) else {
@@ -313,7 +318,7 @@ impl Process {
         options: QueueOptions,
         buffers: &Arc<Region>,
         ground: &mut Ground<'_>,
-    ) -> Result<Option<(Path, Vec<Wire>)>, Failure> {
+    ) -> Result<Option<(Path, Vec<FaultyWire>)>, Failure> {
         let (Some(login), Some(volume)) = (trying.login, trying.volume) else {
             return Err(Failure::Transient);
         };

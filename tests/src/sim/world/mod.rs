@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 
 use rblk_config::OnLoss;
-use rblk_fabric::soft::network::Wire;
+use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::io::IoOp;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::seed::Random;
@@ -94,7 +94,7 @@ pub struct World {
     // By host and address.
     links: Vec<Vec<Link>>,
     // Links to heal, with the wires that were stalled.
-    heals: Vec<(u64, usize, usize, Vec<Wire>)>,
+    heals: Vec<(u64, usize, usize, Vec<FaultyWire>)>,
     thaws: Vec<(u64, Host)>,
     // The step at which the store recovers.
     store_heals: Option<u64>,

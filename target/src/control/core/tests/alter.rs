@@ -40,7 +40,7 @@ impl World {
     }
 
     /// Carries out every step that core orders, and returns them.
-    fn do_all(&mut self) -> Vec<Step> {
+    fn do_all(&mut self) -> Vec<VolumeStep> {
         let mut done = Vec::new();
         while let Some(step) = self.steps.pop() {
             done.push(step);
@@ -61,13 +61,15 @@ impl World {
 fn with_stored() -> (World, u16) {
     let mut w = World::new();
     w.add(stored(VOLUMES, STORED)).unwrap();
-    assert_eq!(w.do_all(), [Step::Record, Step::Add, Step::Access]);
+    assert_eq!(w.do_all(), [VolumeStep::Record, VolumeStep::Add, VolumeStep::Access]);
     (w, VOLUMES)
 }
 
 #[test]
 fn each_change_takes_its_steps() {
-    use Step::{Access, Close, Drop, Grow, Hold, Lower, Quiet, Record, Reshape, Store, WriteBack};
+    use VolumeStep::{
+        Access, Close, Drop, Grow, Hold, Lower, Quiet, Record, Reshape, Store, WriteBack,
+    };
     let (mut w, index) = with_stored();
     let steps = |w: &mut World, volume: Volume, shrink| {
         w.alter(volume, shrink).unwrap();
@@ -132,7 +134,7 @@ fn a_failure_rolls_back() {
     w.alter(stored(index, BlockCount(400)), true).unwrap();
     w.stepped(Ok(()));
     fail(&mut w);
-    assert_eq!(w.steps, [Step::Access], "write-back failed: the volume is as it was");
+    assert_eq!(w.steps, [VolumeStep::Access], "write-back failed: the volume is as it was");
     assert_eq!(w.core.altered().unwrap().blocks, STORED);
     w.stepped(Ok(()));
     assert_eq!(w.altered.pop(), Some(Err("a disk".to_owned())));
@@ -151,7 +153,7 @@ fn a_failure_rolls_back() {
     w.remove(index, false).unwrap();
     w.steps.clear();
     w.pass(Duration::from_secs(61));
-    assert_eq!(w.steps, [Step::Access]);
+    assert_eq!(w.steps, [VolumeStep::Access]);
     w.stepped(Ok(()));
     assert!(w.altered.pop().unwrap().unwrap_err().contains("did not end within 60 s"));
     assert!(w.core.volumes().iter().any(|volume| volume.index.0 == index));
@@ -159,7 +161,7 @@ fn a_failure_rolls_back() {
     // If one poll group cannot serve a new volume, all drop it.
     w.add(stored(index + 1, STORED)).unwrap();
     fail(&mut w);
-    assert_eq!(w.steps, [Step::Drop]);
+    assert_eq!(w.steps, [VolumeStep::Drop]);
     w.stepped(Ok(()));
     assert!(w.altered.pop().unwrap().is_err());
     assert!(w.core.volumes().iter().all(|volume| volume.index.0 != index + 1));
@@ -171,10 +173,10 @@ fn a_wait_for_a_store_has_a_deadline_and_rolls_back() {
     w.alter(stored(index, BlockCount(400)), true).unwrap();
     w.stepped(Ok(()));
     w.stepped(Ok(()));
-    assert_eq!(w.steps.pop(), Some(Step::Quiet));
+    assert_eq!(w.steps.pop(), Some(VolumeStep::Quiet));
     w.steps.clear();
     w.pass(Duration::from_secs(61));
-    assert_eq!(w.steps, [Step::Access]);
+    assert_eq!(w.steps, [VolumeStep::Access]);
     assert_eq!(w.core.altered().unwrap().blocks, STORED);
     w.stepped(Ok(()));
     let error = w.altered.pop().unwrap().unwrap_err();
@@ -183,16 +185,16 @@ fn a_wait_for_a_store_has_a_deadline_and_rolls_back() {
     let cached = |blocks| Volume { cache: CacheMode::WriteBack, ..stored(index, blocks) };
     w.steps.clear();
     w.alter(cached(BlockCount(801)), false).unwrap();
-    assert_eq!(w.steps.pop(), Some(Step::Record));
+    assert_eq!(w.steps.pop(), Some(VolumeStep::Record));
     w.stepped(Ok(()));
     w.stepped(Ok(()));
     w.steps.clear();
     w.stepped(Err("a disk".to_owned()));
-    assert_eq!(w.steps, [Step::Access]);
+    assert_eq!(w.steps, [VolumeStep::Access]);
     w.stepped(Ok(()));
-    assert_eq!(w.steps.pop(), Some(Step::Lower));
+    assert_eq!(w.steps.pop(), Some(VolumeStep::Lower));
     w.stepped(Ok(()));
-    assert_eq!(w.steps.pop(), Some(Step::CutBack));
+    assert_eq!(w.steps.pop(), Some(VolumeStep::CutBack));
     w.stepped(Ok(()));
     assert_eq!(w.altered.pop(), Some(Err("a disk".to_owned())));
 }
@@ -223,7 +225,11 @@ fn a_removal_by_force_ends_and_fences() {
         } else {
             w.stepped(Err("a disk".to_owned()));
         }
-        assert_eq!((&w.steps[..], w.given_up.len()), (&[Step::Abandon][..], 1), "{steps_done}");
+        assert_eq!(
+            (&w.steps[..], w.given_up.len()),
+            (&[VolumeStep::Abandon][..], 1),
+            "{steps_done}"
+        );
         w.stepped(Ok(()));
         assert_eq!(w.altered.pop(), Some(Ok(())));
         assert!(w.core.volumes().iter().all(|volume| volume.index.0 != index));
@@ -297,7 +303,7 @@ fn a_fence_waits_for_a_claim_of_its_volume() {
 
 #[test]
 fn a_snapshot_releases_held_writes_at_any_failure() {
-    use Step::{Access, Clone, Hold, Probe, WriteBack};
+    use VolumeStep::{Access, Clone, Hold, Probe, WriteBack};
     let (mut w, index) = with_stored();
     let link = w.session(1);
     w.opened(link, 1, exclusive(index)).unwrap();
@@ -398,17 +404,21 @@ fn a_volume_keeps_its_verifier_when_its_cache_mode_changes() {
 fn a_higher_risk_is_recorded_first() {
     let (mut w, index) = with_stored();
     w.alter(Volume { cache: CacheMode::WriteBack, ..stored(index, STORED) }, false).unwrap();
-    assert_eq!(w.steps, [Step::Record]);
+    assert_eq!(w.steps, [VolumeStep::Record]);
     // If the record cannot be written, nothing changes.
     w.stepped(Err("a full disk".to_owned()));
-    assert_eq!(w.steps.pop(), Some(Step::Lower), "the disk may have it all the same");
+    assert_eq!(w.steps.pop(), Some(VolumeStep::Lower), "the disk may have it all the same");
     w.stepped(Err("a full disk".to_owned()));
     assert_eq!(w.altered.pop(), Some(Err("a full disk".to_owned())));
     assert_eq!(w.core.exports.volume(VolumeIndex(index)).unwrap().cache, CacheMode::None);
     w.steps.clear();
     w.add(stored(index + 1, STORED)).unwrap();
     w.pass(Duration::from_secs(61));
-    assert_eq!(w.steps, [Step::Record, Step::Drop], "it is waited for, with a deadline");
+    assert_eq!(
+        w.steps,
+        [VolumeStep::Record, VolumeStep::Drop],
+        "it is waited for, with a deadline"
+    );
     w.stepped(Ok(()));
     let error = w.altered.pop().unwrap().unwrap_err();
     assert!(error.contains("its record (state_dir)"), "{error}");
@@ -557,7 +567,7 @@ impl Chance {
 
     fn step(&mut self) {
         let Some(step) = self.w.steps.pop() else { return };
-        let fails = self.below(8) == 0 && step != Step::Lower;
+        let fails = self.below(8) == 0 && step != VolumeStep::Lower;
         self.w.stepped(if fails { Err("chance".to_owned()) } else { Ok(()) });
         self.look();
     }

@@ -457,7 +457,7 @@ fn a_queue_that_has_proven_nothing_keeps_nothing() {
 
 impl World {
     /// A connect request of a queue of a session.
-    fn join_from(&mut self, peer: &str, admin: Link, queue: u16) -> Result<Link, Refused> {
+    fn join_from(&mut self, peer: &str, admin: Link, queue: u16) -> Result<Link, ConnectRefusal> {
         self.made += 1;
         let (kind, session, epoch) = (ConnectionKind::Io { queue }, admin.id, admin.epoch);
         let asked = HelloRequest { kind, session, epoch, ..self.hello() };

@@ -21,8 +21,8 @@ use rblk_protocol::{
 };
 
 use super::{
-    Admitted, AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock,
-    Notice, Refused, Step, Ticket,
+    Admitted, AuthConfig, Capacity, ConnectRefusal, ConnectionRef, Core, CoreParts, Effect,
+    Introduction, Knock, Notice, Ticket, VolumeStep,
 };
 use crate::data::connection::STRANGER_TIME;
 use crate::data::poll_group::SettleTicket;
@@ -92,7 +92,7 @@ struct World {
     settles: Vec<(SettleTicket, VolumeIndex)>,
     stopped: bool,
     // Steps of changes of volumes that core ordered, and the outcomes of the changes.
-    steps: Vec<Step>,
+    steps: Vec<VolumeStep>,
     altered: Vec<Result<(), String>>,
     given_up: Vec<String>,
     made: u32,
@@ -334,7 +334,7 @@ impl World {
         asked: &HelloRequest,
         peer: &str,
         fresh: SessionId,
-    ) -> Result<Link, Refused> {
+    ) -> Result<Link, ConnectRefusal> {
         let HelloRequest { kind, session, .. } = *asked;
         let memory_bytes = self.memory_bytes;
         let introduction = (self.core.requires_proof() && self.introduce).then(|| Introduction {

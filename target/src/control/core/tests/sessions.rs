@@ -148,7 +148,7 @@ fn a_session_is_not_superseded_without_proof() {
 
 impl World {
     /// A connect request of a stranger from that address.
-    fn stranger_from(&mut self, peer: &str) -> Result<Link, Refused> {
+    fn stranger_from(&mut self, peer: &str) -> Result<Link, ConnectRefusal> {
         let (kind, session, epoch) = (ConnectionKind::Admin, SessionId::default(), Epoch(0));
         let asked = HelloRequest { kind, session, epoch, ..self.hello() };
         self.made += 1;

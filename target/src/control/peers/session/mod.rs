@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
 
-use crate::control::peers::account::Account;
+use crate::control::peers::account::Payer;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 /// One session.
@@ -41,7 +41,7 @@ pub struct Session {
     /// Its host.
     pub host: HostId,
     /// The account that is charged for the session's resources.
-    pub(crate) account: Account,
+    pub(crate) account: Payer,
     /// The name of the host, for people.
     pub host_name: Name,
     /// The session's number among the sessions of its host: the lowest that was free. Metrics name
@@ -283,7 +283,7 @@ pub(crate) struct LoggingIn {
     /// The host.
     pub(crate) host: HostId,
     /// The account that is charged for its resources.
-    pub(crate) account: Account,
+    pub(crate) account: Payer,
     /// The host's name.
     pub(crate) host_name: Name,
     /// The time within which the host wants a dead path detected.

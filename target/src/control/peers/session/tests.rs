@@ -11,7 +11,7 @@ fn id(n: u8) -> SessionId {
 fn of_host(n: u8) -> LoggingIn {
     LoggingIn {
         host: HostId([n; 16]),
-        account: Account::Host(HostId([n; 16])),
+        account: Payer::Host(HostId([n; 16])),
         host_name: Name::new("h").unwrap(),
         detect: Duration::from_secs(5),
         peer: "p".into(),

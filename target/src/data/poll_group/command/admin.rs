@@ -12,15 +12,15 @@ use super::respond::{finish, respond};
 use crate::data::connection::{Connection, SCRATCH_BYTES, Served, Violation};
 use crate::data::poll_group::FromGroup;
 use crate::data::poll_group::lines::Line;
-use crate::data::poll_group::turn::Turn;
-use crate::data::request::{Event, Outcome, Payload};
+use crate::data::poll_group::turn::GroupState;
+use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
 
 /// Gives an admin command to control.
 #[cold]
 pub(in crate::data::poll_group) fn forward<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
     let Some(command) = command_of(connection, tag) else { return };
@@ -28,7 +28,7 @@ pub(in crate::data::poll_group) fn forward<S: Store>(
     if let Some((region, data)) = connection.data_place(command.tag) {
         region.read(data, &mut body);
     }
-    let _ = connection.request_mut(command.tag).step(Event::Forwarded);
+    let _ = connection.request_mut(command.tag).step(RequestEvent::Forwarded);
     turn.told.outbox.push(FromGroup::Admin {
         group: turn.group,
         connection: connection.id(),
@@ -42,7 +42,7 @@ pub(in crate::data::poll_group) fn forward<S: Store>(
 /// Control answers an admin command: a status, a value, and bytes for the peer's buffer.
 pub(in crate::data::poll_group) fn reply<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     (status, value, words): (Status, u32, &[u8]),
 ) {
@@ -51,14 +51,14 @@ pub(in crate::data::poll_group) fn reply<S: Store>(
         return;
     }
     if !connection.is_live() {
-        let _ = connection.request_mut(tag).step(Event::ControlDone);
+        let _ = connection.request_mut(tag).step(RequestEvent::ControlDone);
         return;
     }
-    let mut outcome = Outcome { status, value, payload: Payload::None };
+    let mut outcome = CommandOutcome { status, value, payload: Payload::None };
     if !words.is_empty() {
         match connection.write_reply(tag, words) {
             Some(payload) => outcome.payload = payload,
-            None if status == Status::Ok => outcome = Outcome::of(Status::BadLength),
+            None if status == Status::Ok => outcome = CommandOutcome::of(Status::BadLength),
             None => outcome.value = 0,
         }
     }
@@ -72,14 +72,14 @@ pub(in crate::data::poll_group) fn reply<S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn self_test<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     let Some(command) = command_of(connection, tag) else {
         return Err(Violation("a request without its command"));
     };
     let Some(buffer) = command.buffer.filter(|buffer| buffer.length >= SCRATCH_BYTES) else {
-        finish(connection, turn, tag, Outcome::of(Status::BadLength));
+        finish(connection, turn, tag, CommandOutcome::of(Status::BadLength));
         return Ok(());
     };
     if connection.sends().free() < 2 {
@@ -111,7 +111,7 @@ pub(in crate::data::poll_group) fn self_test<S: Store>(
     let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
     let immediate = connection.has_immediates().then(|| Immediate::new(tag, command.sequence));
     connection.sends_mut().queue_write(tag, &sges, remote, immediate, true);
-    let _ = connection.request_mut(tag).step(Event::Answered);
+    let _ = connection.request_mut(tag).step(RequestEvent::Answered);
     if immediate.is_none() {
         let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
         respond(connection, &turn.stats, &response);

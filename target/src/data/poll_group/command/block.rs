@@ -7,19 +7,19 @@ use rblk_protocol::{AccessMode, CommandCapsule, Features, Opcode, Status, Tag};
 use rblk_runtime::Micros;
 
 use super::cut::Cut;
-use super::digest;
+use super::data_digest;
 use super::respond::{acknowledge, finish};
 use super::{read, write};
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
-use crate::data::poll_group::access::Access;
+use crate::data::poll_group::access::AccessTable;
 use crate::data::poll_group::command::{counting, without_data};
 use crate::data::poll_group::held::Held;
 use crate::data::poll_group::over_limit;
 use crate::data::poll_group::over_limit::Delayed;
-use crate::data::poll_group::turn::Turn;
+use crate::data::poll_group::turn::GroupState;
 use crate::data::read_ahead::ReadAhead;
-use crate::data::request::{Action, Event, Outcome, Payload, Span};
+use crate::data::request::{Action, CommandOutcome, Payload, RequestEvent, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -31,7 +31,7 @@ use crate::volume::{CacheMode, Placement, Volume};
 #[inline(never)]
 pub(in crate::data::poll_group) fn start<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     if turn.access.has_limits() {
@@ -43,7 +43,11 @@ pub(in crate::data::poll_group) fn start<S: Store>(
 /// [`start`] where some volume or host has limits. Out of line, with a second lookup of the volume,
 /// so that a target without limits pays one test per command.
 #[inline(never)]
-fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+fn start_limited<S: Store>(
+    connection: &mut Connection,
+    turn: &mut GroupState<S>,
+    tag: Tag,
+) -> Served {
     let (command, came) = (*connection.command(tag)?, turn.time.us);
     if is_delayed(connection, turn, &command, came) {
         return Ok(());
@@ -54,7 +58,7 @@ fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag:
 /// Whether a command, which arrived at `came`, must wait for a limit. If so, it is now in its line.
 fn is_delayed<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     command: &CommandCapsule,
     came: Micros,
 ) -> bool {
@@ -79,11 +83,11 @@ fn is_delayed<S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn start_delayed<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     delayed: Delayed,
 ) -> Served {
     let request = connection.request_mut(delayed.tag);
-    if request.step(Event::MayBegin) != Action::Begin {
+    if request.step(RequestEvent::MayBegin) != Action::Begin {
         return Err(Violation("a command waited for a limit and was answered"));
     }
     let command = *connection.command(delayed.tag)?;
@@ -108,11 +112,11 @@ pub(in crate::data::poll_group) fn start_delayed<S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn start_held<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     held: Held,
 ) -> Served {
     let request = connection.request_mut(held.tag);
-    if request.step(Event::MayBegin) != Action::Begin {
+    if request.step(RequestEvent::MayBegin) != Action::Begin {
         return Ok(());
     }
     let command = *connection.command(held.tag)?;
@@ -128,7 +132,7 @@ pub(in crate::data::poll_group) fn start_held<S: Store>(
 #[cold]
 fn hold<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     command: &CommandCapsule,
     came: Micros,
     is_let_in: bool,
@@ -145,7 +149,7 @@ fn hold<S: Store>(
 /// The status for the command's response.
 fn allowed<'a>(
     connection: &Connection,
-    access: &'a Access,
+    access: &'a AccessTable,
     command: &CommandCapsule,
 ) -> Result<(&'a Volume, Span), Status> {
     let params = connection.params();
@@ -160,7 +164,7 @@ fn allowed<'a>(
 #[inline(never)]
 fn begin_kept<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     came: Micros,
 ) -> Served {
@@ -172,13 +176,17 @@ fn begin_kept<S: Store>(
 
 /// [`begin`], out of line: one copy for all commands that [`start`] does not start itself.
 #[inline(never)]
-fn begin_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+fn begin_limited<S: Store>(
+    connection: &mut Connection,
+    turn: &mut GroupState<S>,
+    tag: Tag,
+) -> Served {
     begin(connection, turn, tag)
 }
 
 /// Starts a command without regard to limits.
 #[inline(always)]
-fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+fn begin<S: Store>(connection: &mut Connection, turn: &mut GroupState<S>, tag: Tag) -> Served {
     let (params, command) = (connection.params(), connection.command(tag)?);
     let io_max = params.io_max_bytes;
     let opened = turn.access.opened(params.session, command);
@@ -233,7 +241,7 @@ fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) ->
 #[inline(never)]
 fn refuse<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     status: Status,
 ) -> Served {
@@ -244,7 +252,7 @@ fn refuse<S: Store>(
     if status == Status::ReadOnly && hold(connection, turn, &command, came, false) {
         return Ok(());
     }
-    finish(connection, turn, tag, Outcome::of(status));
+    finish(connection, turn, tag, CommandOutcome::of(status));
     Ok(())
 }
 
@@ -253,7 +261,7 @@ fn refuse<S: Store>(
 #[inline(never)]
 fn start_other<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
     mode: AccessMode,
@@ -267,12 +275,17 @@ fn start_other<S: Store>(
     let command = connection.command(tag)?;
     let has_data = command.in_capsule_bytes > 0;
     let outcome = match (command.opcode, placement) {
-        (Opcode::Read, Placement::Memory(_)) => {
-            Outcome::with(Payload::Memory { offset: wide(span.offset), len: narrow(span.len) })
+        (Opcode::Read, Placement::Memory(_)) => CommandOutcome::with(Payload::Memory {
+            offset: wide(span.offset),
+            len: narrow(span.len),
+        }),
+        (Opcode::Read, Placement::Null) => {
+            CommandOutcome::with(Payload::Zeros { len: narrow(span.len) })
         }
-        (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(span.len) }),
-        (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
-        (Opcode::Write, Placement::Null) if has_data => Outcome::OK,
+        (Opcode::Write, _) if !has_data && reads_out == 0 => {
+            CommandOutcome::of(Status::NotSupported)
+        }
+        (Opcode::Write, Placement::Null) if has_data => CommandOutcome::OK,
         // The kernel may decrypt a record of a stream into its place before it has authenticated
         // the record, and others can read this place.
         (Opcode::Write, Placement::Memory(_)) if is_encrypted => {
@@ -285,7 +298,7 @@ fn start_other<S: Store>(
         (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
         // A session with read-only access has no writes to make durable, and must not keep the
         // store busy. A volume that was made read-only may have earlier writes.
-        (Opcode::Flush, _) if mode == AccessMode::ReadOnly => Outcome::OK,
+        (Opcode::Flush, _) if mode == AccessMode::ReadOnly => CommandOutcome::OK,
         _ => return start_rare(connection, turn, tag, cut),
     };
     finish(connection, turn, tag, outcome);
@@ -309,7 +322,7 @@ enum Digested {
 #[inline(never)]
 fn check_digest<S: Store>(
     connection: &Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     in_memory: bool,
 ) -> Result<Digested, Violation> {
@@ -320,7 +333,7 @@ fn check_digest<S: Store>(
     Ok(match (command.opcode, request.data()) {
         (Opcode::Write, Some(data)) => {
             let (own, at) = connection.place_of_data(data);
-            let fits = digest::fits_capsule(turn, command, request.span(), (own, at));
+            let fits = data_digest::fits_capsule(turn, command, request.span(), (own, at));
             if fits { Digested::AsWithout } else { Digested::Mismatch }
         }
         (Opcode::Write, None) if in_memory && connection.params().reads_out > 0 => Digested::ByCopy,
@@ -334,13 +347,13 @@ fn check_digest<S: Store>(
 #[inline(never)]
 fn start_digested<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     digested: Digested,
 ) -> Served {
     counting::begin(connection, turn, tag);
     if digested == Digested::Mismatch {
-        finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
+        finish(connection, turn, tag, CommandOutcome::of(Status::DigestMismatch));
         return Ok(());
     }
     let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
@@ -354,7 +367,7 @@ fn start_digested<S: Store>(
 #[inline(never)]
 fn start_rare<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
@@ -382,7 +395,7 @@ fn start_rare<S: Store>(
             OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
         }
         _ => {
-            finish(connection, turn, tag, Outcome::OK);
+            finish(connection, turn, tag, CommandOutcome::OK);
             return Ok(());
         }
     };

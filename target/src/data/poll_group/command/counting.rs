@@ -8,8 +8,8 @@ use crate::data::connection::{Connection, ConnectionParams};
 use crate::data::group_stats::Stats;
 use crate::data::poll_group::slow::SlowIo;
 use crate::data::poll_group::trace_ring::TracedIo;
-use crate::data::poll_group::turn::Turn;
-use crate::data::request::{Event, Request};
+use crate::data::poll_group::turn::GroupState;
+use crate::data::request::{Request, RequestEvent};
 use crate::store::Store;
 use crate::volume::counts::VolumeStats;
 use crate::volume::timing::Took;
@@ -20,7 +20,7 @@ use crate::volume::traffic::{IoKind, Stages};
 #[inline(always)]
 pub(in crate::data::poll_group) fn begin<'a, S: Store>(
     connection: &'a mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
 ) -> &'a mut Request {
     let (params, request) = connection.of(tag);
@@ -37,7 +37,7 @@ pub(in crate::data::poll_group) fn begin<'a, S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn begin_late<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
 ) {
     if !connection.request_mut(tag).timing().has_begun() {
@@ -50,7 +50,7 @@ pub(in crate::data::poll_group) fn begin_late<S: Store>(
 pub(in crate::data::poll_group) fn answered<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     status: Status,
 ) {
     let Some(command) = request.command() else { return };
@@ -66,7 +66,7 @@ pub(in crate::data::poll_group) fn answered<S: Store>(
 pub(in crate::data::poll_group) fn acknowledged<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
 ) {
     let Some(command) = request.command() else { return };
     if command.opcode == Opcode::Write {
@@ -82,11 +82,11 @@ pub(in crate::data::poll_group) fn acknowledged<S: Store>(
 #[inline(always)]
 pub(in crate::data::poll_group) fn answered_read<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
 ) {
     let (params, request) = connection.of(tag);
-    let _ = request.step(Event::Answered);
+    let _ = request.step(RequestEvent::Answered);
     let bytes = request.span().len;
     turn.stats.count_read(bytes);
     record(params, request, turn, (IoKind::Read, bytes, false));
@@ -98,7 +98,7 @@ pub(in crate::data::poll_group) fn answered_read<S: Store>(
 fn record<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     (kind, bytes, failed): (IoKind, u64, bool),
 ) {
     params.io.answered(kind, bytes, failed);
@@ -124,7 +124,7 @@ fn record<S: Store>(
 fn end_later<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     volume: &VolumeStats,
     (kind, failed): (IoKind, bool),
 ) {
@@ -145,7 +145,7 @@ fn end_later<S: Store>(
 #[cold]
 pub(in crate::data::poll_group) fn kept_began<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     came: Micros,
 ) {
@@ -161,7 +161,7 @@ pub(in crate::data::poll_group) fn kept_began<S: Store>(
 fn note_slow<S: Store>(
     params: &ConnectionParams,
     request: &Request,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     (stages, failed): (Stages, bool),
 ) {
     let Some(opcode) = request.opcode() else { return };
@@ -181,7 +181,10 @@ fn note_slow<S: Store>(
 
 /// A connection ends: none of its commands is in flight any more, and waiting commands never start.
 #[cold]
-pub(in crate::data::poll_group) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
+pub(in crate::data::poll_group) fn abandon<S: Store>(
+    connection: &mut Connection,
+    turn: &GroupState<S>,
+) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
         let (params, request) = connection.of(tag);

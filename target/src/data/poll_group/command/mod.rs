@@ -4,7 +4,7 @@ pub(super) mod admin;
 pub(super) mod block;
 pub(super) mod counting;
 mod cut;
-mod digest;
+mod data_digest;
 mod read;
 pub(super) mod reply;
 pub(super) mod respond;

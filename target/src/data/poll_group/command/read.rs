@@ -10,14 +10,14 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{Immediate, KeyedDescriptor, Tag};
 
 use super::cut::Cut;
-use super::digest;
+use super::data_digest;
 use super::respond::{finish, memory_volume, read_answered};
 use crate::cache::{Hit, STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
-use crate::data::part::{Part, PartIndex, PartState};
+use crate::data::parts::{Part, PartIndex, PartState};
 use crate::data::poll_group::command::{counting, send_proof};
-use crate::data::poll_group::turn::Turn;
-use crate::data::request::{Action, Event, Outcome, PartEvent, Span};
+use crate::data::poll_group::turn::GroupState;
+use crate::data::request::{Action, CommandOutcome, PartEvent, RequestEvent, Span};
 use crate::store::{Segment, Store};
 use crate::volume::Placement;
 use crate::volume::ids::VolumeIndex;
@@ -30,7 +30,7 @@ use crate::volume::ids::VolumeIndex;
 #[inline(always)]
 pub(in crate::data::poll_group) fn start<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
     ahead: Option<(u64, u32)>,
@@ -67,7 +67,7 @@ pub(in crate::data::poll_group) fn start<S: Store>(
 #[inline(always)]
 pub(in crate::data::poll_group) fn send_memory<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
 ) -> Result<bool, Violation> {
     let (command, span) = (connection.command(tag)?, connection.request(tag).span());
@@ -94,7 +94,7 @@ pub(in crate::data::poll_group) fn send_memory<S: Store>(
 #[inline(never)]
 fn send_blocks<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     memory: Segments,
 ) -> Served {
@@ -109,7 +109,7 @@ fn send_blocks<S: Store>(
 #[inline(always)]
 fn send_whole<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     run: Segment,
     memory: Segments,
@@ -142,7 +142,7 @@ fn send_whole<S: Store>(
 #[inline(never)]
 fn send_as_part<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     memory: Segments,
 ) -> Served {
@@ -150,8 +150,8 @@ fn send_as_part<S: Store>(
     let request = connection.request_mut(tag);
     let span = request.span();
     let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
-    let _ = request.step(Event::Part(part));
-    let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::Hit(memory)));
+    let _ = request.step(RequestEvent::Part(part));
+    let _ = request.step(RequestEvent::OfPart(PartIndex::FIRST, PartEvent::Hit(memory)));
     send_parts(connection, turn, tag)
 }
 
@@ -161,7 +161,7 @@ fn send_as_part<S: Store>(
 #[inline(never)]
 fn queue_with_trailer<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     (tag, data, run): (Tag, Sge, Segment),
     remote: RemoteBuffer,
 ) -> Result<u64, Violation> {
@@ -177,7 +177,7 @@ fn queue_with_trailer<S: Store>(
 #[inline(never)]
 fn ask_parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
@@ -186,8 +186,8 @@ fn ask_parts<S: Store>(
         // The lookup for a part that is the whole READ has already failed.
         let request = connection.request_mut(tag);
         let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
-        let _ = request.step(Event::Part(part));
-        let _ = request.step(Event::Asked);
+        let _ = request.step(RequestEvent::Part(part));
+        let _ = request.step(RequestEvent::Asked);
         let from = turn.token(connection, tag, PartIndex::FIRST);
         turn.shard.read_missed(from, span.volume, span.offset, narrow(span.len));
         return Ok(());
@@ -203,7 +203,9 @@ fn ask_parts<S: Store>(
             && let Some(hit) = turn.shard.lend_hit(session, cut.volume, offset, len)
         {
             let memory = hit.into_segments(session);
-            let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
+            let _ = connection
+                .request_mut(tag)
+                .step(RequestEvent::OfPart(index, PartEvent::Hit(memory)));
             hits = true;
         } else {
             let from = turn.token(connection, tag, index);
@@ -220,7 +222,7 @@ fn ask_parts<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn send_copy<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
@@ -238,7 +240,7 @@ pub(in crate::data::poll_group) fn send_copy<S: Store>(
         return Err(Violation("a copy without memory"));
     };
     turn.shard.lend_reserved(job);
-    let _ = request.step(Event::OfPart(index, PartEvent::Hit(memory)));
+    let _ = request.step(RequestEvent::OfPart(index, PartEvent::Hit(memory)));
     send_parts(connection, turn, tag)
 }
 
@@ -250,14 +252,14 @@ pub(in crate::data::poll_group) fn split(connection: &mut Connection, tag: Tag, 
     while from < end {
         let (to, shard) = cut.first(from, end);
         let part = Part::new(shard, from, narrow(from - span.offset), narrow(to - from));
-        let _ = request.step(Event::Part(part));
+        let _ = request.step(RequestEvent::Part(part));
         from = to;
     }
 }
 
 /// Asks the shards to read a range ahead.
 #[inline(never)]
-fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
+fn prefetch<S: Store>(turn: &mut GroupState<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
     let end = from + u64::from(bytes);
     while from < end {
         let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
@@ -274,7 +276,7 @@ fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, by
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn send_parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     if !connection.request(tag).awaits_parts() {
@@ -293,7 +295,7 @@ pub(in crate::data::poll_group) fn send_parts<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn continue_parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     while send_part(connection, turn, tag)? {}
@@ -301,14 +303,14 @@ pub(in crate::data::poll_group) fn continue_parts<S: Store>(
     let request = connection.request(tag);
     if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
         let status = request.outcome().status;
-        finish(connection, turn, tag, Outcome::of(status));
+        finish(connection, turn, tag, CommandOutcome::of(status));
     }
     Ok(())
 }
 
 /// A READ waits for send credits. If all its parts are available, it waits for nothing else.
 #[cold]
-fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+fn note_ready<S: Store>(connection: &mut Connection, turn: &GroupState<S>, tag: Tag) {
     let request = connection.request_mut(tag);
     if !request.has_shards() {
         request.timing().awaits_credits(turn.time.us);
@@ -320,7 +322,7 @@ fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
 #[inline]
 fn send_part<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Result<bool, Violation> {
     let request = connection.request(tag);
@@ -374,7 +376,7 @@ fn send_part<S: Store>(
     let at = connection.queue_lent(tag, &sges, remote, with_data, ends_part);
     connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
-    if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
+    if request.step(RequestEvent::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
         keep_sent(connection, turn, tag, index, at);
     }
     if apart {
@@ -391,7 +393,7 @@ fn send_part<S: Store>(
 #[inline]
 fn keep_sent<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
     at: u64,
@@ -409,7 +411,7 @@ fn keep_sent<S: Store>(
 #[cold]
 fn copy_out<S: Store>(
     connection: &Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
     sges: &mut SgeList,
@@ -436,10 +438,15 @@ fn goes_apart(part: &Part, span: Span) -> bool {
 /// Computes the CRC of a part before its first bytes are sent.
 #[cold]
 #[inline(never)]
-fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, index: PartIndex) {
+fn sum_part<S: Store>(
+    connection: &mut Connection,
+    turn: &GroupState<S>,
+    tag: Tag,
+    index: PartIndex,
+) {
     let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
     if part.posted() == 0 {
-        let crc = digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
+        let crc = data_digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
         part.set_crc(crc);
     }
 }
@@ -450,7 +457,7 @@ fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, ind
 fn trailer(connection: &Connection, tag: Tag) -> Result<Sge, Violation> {
     let command = connection.request(tag).command();
     let command = command.ok_or(Violation("a trailer without a command"))?;
-    Ok(connection.memory().write_trailer(command, digest::whole(connection, tag)))
+    Ok(connection.memory().write_trailer(command, data_digest::whole(connection, tag)))
 }
 
 /// Queues the WRITE of a separate trailer.

@@ -7,10 +7,10 @@ use super::respond::{acknowledge, answer, finish};
 use super::{read, write};
 use crate::cache::ShardReply;
 use crate::data::connection::{Connection, Served, Violation};
-use crate::data::part::PartIndex;
+use crate::data::parts::PartIndex;
 use crate::data::poll_group::command::without_data;
-use crate::data::poll_group::turn::Turn;
-use crate::data::request::{Action, Event, HeldRange, Outcome, PartEvent};
+use crate::data::poll_group::turn::GroupState;
+use crate::data::request::{Action, CommandOutcome, HeldRange, PartEvent, RequestEvent};
 use crate::store::Store;
 use crate::volume::timing::Spent;
 
@@ -21,19 +21,19 @@ use crate::volume::timing::Spent;
 #[inline]
 pub(in crate::data::poll_group) fn on_reply<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     reply: ShardReply,
 ) -> Served {
     let to = reply.to();
     let (tag, part) = (to.tag, PartIndex(to.part));
     connection.request_mut(tag).timing().spent(reply.spent());
     let event = match reply {
-        ShardReply::Read { result, .. } => Event::OfPart(part, PartEvent::Lent(result)),
+        ShardReply::Read { result, .. } => RequestEvent::OfPart(part, PartEvent::Lent(result)),
         ShardReply::Reserved { job, memory, .. } => {
-            Event::OfPart(part, PartEvent::Reserved(job, memory))
+            RequestEvent::OfPart(part, PartEvent::Reserved(job, memory))
         }
-        ShardReply::Held { job, .. } => Event::Held(HeldRange { shard: part.0.into(), job }),
-        ShardReply::Done { result, .. } => Event::Done(part, result),
+        ShardReply::Held { job, .. } => RequestEvent::Held(HeldRange { shard: part.0.into(), job }),
+        ShardReply::Done { result, .. } => RequestEvent::Done(part, result),
     };
     let action = connection.request_mut(tag).step(event);
     carry_out(connection, turn, tag, action)
@@ -43,14 +43,14 @@ pub(in crate::data::poll_group) fn on_reply<S: Store>(
 #[inline]
 pub(in crate::data::poll_group) fn on_stored<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
     let request = connection.request_mut(tag);
     request.timing().spent(Spent::at_store());
-    match request.step(Event::Stored) {
+    match request.step(RequestEvent::Stored) {
         Action::Finish(Status::Ok) => acknowledge(connection, turn, tag),
-        Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
+        Action::Finish(status) => finish(connection, turn, tag, CommandOutcome::of(status)),
         _ => {}
     }
 }
@@ -58,7 +58,7 @@ pub(in crate::data::poll_group) fn on_stored<S: Store>(
 /// Carries out the action that follows a shard's answer.
 fn carry_out<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     action: Action,
 ) -> Served {
@@ -69,7 +69,7 @@ fn carry_out<S: Store>(
         Action::Sync => without_data::sync(connection, turn, tag),
         Action::Hold(shard) => without_data::hold(connection, turn, tag, shard),
         Action::Unhold(outcome) => without_data::unhold(connection, turn, tag, outcome),
-        Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
+        Action::Finish(status) => finish(connection, turn, tag, CommandOutcome::of(status)),
         Action::GiveBack(part) => {
             turn.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);
         }
@@ -88,7 +88,7 @@ fn carry_out<S: Store>(
 #[inline]
 pub(in crate::data::poll_group) fn on_credits<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
 ) -> Served {
     while let Some(tag) = connection.next_for_credits() {
         if connection.request(tag).awaits_parts() {

@@ -13,8 +13,8 @@ use crate::data::connection::{Bounce, Connection};
 use crate::data::group_stats::Stats;
 use crate::data::poll_group::PollerMemory;
 use crate::data::poll_group::command::{counting, send_proof};
-use crate::data::poll_group::turn::Turn;
-use crate::data::request::{Event, Outcome, Payload};
+use crate::data::poll_group::turn::GroupState;
+use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
 use crate::volume::Placement;
 use crate::volume::ids::VolumeIndex;
@@ -25,9 +25,9 @@ use crate::volume::ids::VolumeIndex;
 #[inline(never)]
 pub(in crate::data::poll_group) fn finish<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
-    outcome: Outcome,
+    outcome: CommandOutcome,
 ) {
     connection.conclude(tag, outcome);
     if connection.sends().may_take(credits_for(connection, tag, outcome)) {
@@ -43,12 +43,12 @@ pub(in crate::data::poll_group) fn finish<S: Store>(
 #[inline(always)]
 pub(in crate::data::poll_group) fn acknowledge<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
     if !connection.sends().may_take(connection.sends().response_needs()) {
         counting::begin_late(connection, turn, tag);
-        return finish(connection, turn, tag, Outcome::OK);
+        return finish(connection, turn, tag, CommandOutcome::OK);
     }
     let (params, request) = connection.acknowledge(tag);
     let Some(sequence) = request.command().map(|command| command.sequence) else {
@@ -60,7 +60,7 @@ pub(in crate::data::poll_group) fn acknowledge<S: Store>(
 
 /// Send credits of an answer: for its data and for its response.
 #[inline(always)]
-fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
+fn credits_for(connection: &Connection, tag: Tag, outcome: CommandOutcome) -> u64 {
     match outcome.payload {
         Payload::None => connection.sends().response_needs(),
         _ if rides_on_data(connection, tag) => 1,
@@ -73,19 +73,24 @@ fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
 #[inline(never)]
 pub(in crate::data::poll_group) fn answer<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
 ) {
     answer_with(connection, turn, tag, connection.request(tag).outcome());
 }
 
 #[inline(always)]
-fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, outcome: Outcome) {
+fn answer_with<S: Store>(
+    connection: &mut Connection,
+    turn: &GroupState<S>,
+    tag: Tag,
+    outcome: CommandOutcome,
+) {
     if outcome.payload != Payload::None && !prepare(connection, turn, tag, outcome.payload) {
         return;
     }
     let (params, request) = connection.of(tag);
-    let _ = request.step(Event::Answered);
+    let _ = request.step(RequestEvent::Answered);
     let Some(command) = request.command() else {
         debug_assert!(false, "an answer without a command");
         return;
@@ -103,7 +108,7 @@ fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, 
 #[inline]
 fn prepare<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     payload: Payload,
 ) -> bool {
@@ -113,7 +118,7 @@ fn prepare<S: Store>(
 #[cold]
 fn copy_out<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     payload: Payload,
 ) -> bool {
@@ -144,7 +149,7 @@ fn copy_out<S: Store>(
 #[inline]
 fn send_data<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     response: &mut ResponseCapsule,
 ) -> bool {
     let tag = response.tag;
@@ -194,7 +199,7 @@ fn add_trailer_of_zeros(
 #[inline(always)]
 pub(in crate::data::poll_group) fn read_answered<S: Store>(
     connection: &mut Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     (tag, sequence): (Tag, Sequence),
     with_immediate: bool,
 ) {

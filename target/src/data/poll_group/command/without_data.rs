@@ -15,23 +15,23 @@ use rblk_protocol::{Mutation, Opcode, Tag};
 
 use super::respond::finish;
 use crate::cache::ShardRequest;
-use crate::cache::message::Changed;
+use crate::cache::shard_messages::Changed;
 use crate::data::connection::Connection;
-use crate::data::part::PartIndex;
-use crate::data::poll_group::turn::Turn;
-use crate::data::request::{Action, Event, Outcome, Span};
+use crate::data::parts::PartIndex;
+use crate::data::poll_group::turn::GroupState;
+use crate::data::request::{Action, CommandOutcome, RequestEvent, Span};
 use crate::store::{OpKind, Store};
 
 /// Makes every shard hand its dirty blocks to the store; then the store is synced ([`sync`]).
 pub(in crate::data::poll_group) fn flush<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
     connection.release_data(tag);
     let request = connection.request_mut(tag);
     let volume = request.span().volume;
-    let _ = request.step(Event::FlushBegan);
+    let _ = request.step(RequestEvent::FlushBegan);
     let shards = if Mutation::FlushScopeShard.is_on() {
         turn.group..turn.group + 1
     } else {
@@ -46,18 +46,18 @@ pub(in crate::data::poll_group) fn flush<S: Store>(
 /// Makes the store's data durable, where no shard has dirty blocks.
 pub(in crate::data::poll_group) fn sync_now<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
     connection.release_data(tag);
-    let _ = connection.request_mut(tag).step(Event::SyncBegan);
+    let _ = connection.request_mut(tag).step(RequestEvent::SyncBegan);
     sync(connection, turn, tag);
 }
 
 /// Makes the store's data durable.
 pub(in crate::data::poll_group) fn sync<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
     let from = turn.token(connection, tag, PartIndex::FIRST);
@@ -68,7 +68,7 @@ pub(in crate::data::poll_group) fn sync<S: Store>(
 /// Starts a discard or zeroing, by the `shard` that has the whole range, or by all shards together.
 pub(in crate::data::poll_group) fn start<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     kind: OpKind,
     shard: Option<usize>,
@@ -76,11 +76,11 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     connection.release_data(tag);
     let request = connection.request_mut(tag);
     let Some(shard) = shard else {
-        let _ = request.step(Event::HoldsBegan);
+        let _ = request.step(RequestEvent::HoldsBegan);
         return hold(connection, turn, tag, 0);
     };
     let volume = request.span().volume;
-    let _ = request.step(Event::ChangeBegan);
+    let _ = request.step(RequestEvent::ChangeBegan);
     let from = turn.token(connection, tag, PartIndex::FIRST);
     turn.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, held: false });
 }
@@ -88,7 +88,7 @@ pub(in crate::data::poll_group) fn start<S: Store>(
 /// Holds the range at the next shard, or changes the store when every shard holds it.
 pub(in crate::data::poll_group) fn hold<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     shard: u16,
 ) {
@@ -100,7 +100,7 @@ pub(in crate::data::poll_group) fn hold<S: Store>(
         let hold = ShardRequest::Hold { from, volume, offset, len };
         return turn.ask(connection, tag, wide(shard), hold);
     }
-    let _ = request.step(Event::AllHeld);
+    let _ = request.step(RequestEvent::AllHeld);
     let kind = match request.command() {
         Some(command) if command.opcode != Opcode::Discard => {
             OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
@@ -115,7 +115,7 @@ pub(in crate::data::poll_group) fn hold<S: Store>(
 /// Ends the holds of a command.
 pub(in crate::data::poll_group) fn unhold<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     outcome: Changed,
 ) {
@@ -131,15 +131,15 @@ pub(in crate::data::poll_group) fn unhold<S: Store>(
 /// Zeroes a range of a memory volume, now or step by step.
 pub(in crate::data::poll_group) fn zero<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     region: Arc<Region>,
     range: Range<usize>,
 ) {
     if turn.later.zeroing.zero_now(&region, &range) {
-        return finish(connection, turn, tag, Outcome::OK);
+        return finish(connection, turn, tag, CommandOutcome::OK);
     }
-    let _ = connection.request_mut(tag).step(Event::ZeroingBegan);
+    let _ = connection.request_mut(tag).step(RequestEvent::ZeroingBegan);
     connection.release_data(tag);
     turn.later.zeroing.push((connection.id(), tag), region, range);
     turn.rare = true;
@@ -148,10 +148,10 @@ pub(in crate::data::poll_group) fn zero<S: Store>(
 /// A range of a memory volume was zeroed.
 pub(in crate::data::poll_group) fn zeroed<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) {
-    if let Action::Finish(status) = connection.request_mut(tag).step(Event::Zeroed) {
-        finish(connection, turn, tag, Outcome::of(status));
+    if let Action::Finish(status) = connection.request_mut(tag).step(RequestEvent::Zeroed) {
+        finish(connection, turn, tag, CommandOutcome::of(status));
     }
 }

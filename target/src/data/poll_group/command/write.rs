@@ -5,7 +5,7 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{Opcode, Tag};
 
 use super::cut::Cut;
-use super::digest;
+use super::data_digest;
 use super::read::{self, split};
 use super::respond::{acknowledge, finish, memory_volume};
 use crate::cache::policy::Slot;
@@ -13,10 +13,10 @@ use crate::cache::slots::Slots;
 use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::group_stats::Stats;
-use crate::data::part::{Part, PartIndex};
+use crate::data::parts::{Part, PartIndex};
 use crate::data::poll_group::command::counting;
-use crate::data::poll_group::turn::{Turn, token};
-use crate::data::request::{Action, Event, InCapsule, Outcome, PartEvent, Span};
+use crate::data::poll_group::turn::{GroupState, token};
+use crate::data::request::{Action, CommandOutcome, InCapsule, PartEvent, RequestEvent, Span};
 use crate::memory::arena::Extent;
 use crate::store::Store;
 use crate::volume::Placement;
@@ -47,7 +47,7 @@ pub(in crate::data::poll_group) fn copy_in(
 #[inline(never)]
 pub(in crate::data::poll_group) fn whole<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     let request = connection.request_mut(tag);
@@ -66,7 +66,7 @@ pub(in crate::data::poll_group) fn whole<S: Store>(
             Ok(())
         }
         Some(false) => {
-            let _ = counting::begin(connection, turn, tag).step(Event::StoreAsked);
+            let _ = counting::begin(connection, turn, tag).step(RequestEvent::StoreAsked);
             connection.data_used(data);
             Ok(())
         }
@@ -74,7 +74,7 @@ pub(in crate::data::poll_group) fn whole<S: Store>(
             let request = counting::begin(connection, turn, tag);
             request.keep_data(data);
             let part = Part::new(turn.group, offset, 0, len);
-            let _ = request.step(Event::Part(part));
+            let _ = request.step(RequestEvent::Part(part));
             ask_memory(connection, turn, tag)
         }
     }
@@ -121,7 +121,7 @@ fn copy(own: &Region, from: usize, region: &Region, to: usize, len: usize) {
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
@@ -136,13 +136,14 @@ pub(in crate::data::poll_group) fn parts<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn to_memory<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     span: Span,
 ) -> Served {
     let request = connection.request_mut(tag);
-    let _ = request.step(Event::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
-    let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
+    let _ =
+        request.step(RequestEvent::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
+    let _ = request.step(RequestEvent::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
     request.timing().awaits_data(turn.time.us);
     post_reads(connection, turn, tag, PartIndex::FIRST)
 }
@@ -151,7 +152,7 @@ pub(in crate::data::poll_group) fn to_memory<S: Store>(
 /// wait.
 pub(in crate::data::poll_group) fn ask_memory<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     for at in 0..connection.request(tag).parts().len() {
@@ -166,10 +167,10 @@ pub(in crate::data::poll_group) fn ask_memory<S: Store>(
         } else if let Some((job, memory)) = turn.shard.reserve(from, volume, offset, len) {
             let _ = connection
                 .request_mut(tag)
-                .step(Event::OfPart(index, PartEvent::ReservedNow(job, memory)));
+                .step(RequestEvent::OfPart(index, PartEvent::ReservedNow(job, memory)));
             fetch(connection, turn, tag, index)?;
         } else {
-            let _ = connection.request_mut(tag).step(Event::Asked);
+            let _ = connection.request_mut(tag).step(RequestEvent::Asked);
         }
     }
     Ok(())
@@ -181,7 +182,7 @@ pub(in crate::data::poll_group) fn ask_memory<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn copy_of_read<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
@@ -197,7 +198,7 @@ pub(in crate::data::poll_group) fn copy_of_read<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn fetch<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
@@ -216,7 +217,7 @@ pub(in crate::data::poll_group) fn fetch<S: Store>(
     });
     turn.stats.copied_bytes.add(u64::from(part.len()));
     let request = connection.request_mut(tag);
-    let _ = request.step(Event::OfPart(index, PartEvent::Copied));
+    let _ = request.step(RequestEvent::OfPart(index, PartEvent::Copied));
     if request.parts().iter().all(Part::is_posted) {
         connection.release_data(tag);
     }
@@ -231,7 +232,7 @@ pub(in crate::data::poll_group) fn fetch<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn post_reads<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
@@ -249,8 +250,9 @@ pub(in crate::data::poll_group) fn post_reads<S: Store>(
         // Ranges were checked.
         let ends = read_ends(connection, turn, tag, index);
         let (sge, remote) = ends.ok_or(Violation("a write without memory"))?;
-        let _ =
-            connection.request_mut(tag).step(Event::OfPart(index, PartEvent::ReadPosted(sge.len)));
+        let _ = connection
+            .request_mut(tag)
+            .step(RequestEvent::OfPart(index, PartEvent::ReadPosted(sge.len)));
         connection.queue_read(tag, index, sge, remote);
     }
     Ok(())
@@ -259,7 +261,7 @@ pub(in crate::data::poll_group) fn post_reads<S: Store>(
 /// The landing place of a part's next RDMA READ, and its data at the initiator.
 fn read_ends<S: Store>(
     connection: &Connection,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Option<(Sge, RemoteBuffer)> {
@@ -290,11 +292,11 @@ fn read_ends<S: Store>(
 /// The READ was never posted: the connection ends.
 pub(in crate::data::poll_group) fn on_read<S: Store>(
     connection: &mut Connection,
-    turn: &mut Turn<S>,
+    turn: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
-    match connection.request_mut(tag).step(Event::OfPart(index, PartEvent::ReadDone)) {
+    match connection.request_mut(tag).step(RequestEvent::OfPart(index, PartEvent::ReadDone)) {
         Action::Place => {}
         Action::Wait => return Ok(()),
         _ => return Err(Violation("a READ completed that was not posted")),
@@ -316,7 +318,7 @@ pub(in crate::data::poll_group) fn on_read<S: Store>(
 fn copy_landed<S: Store>(
     connection: &Connection,
     landing: &Region,
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) {
@@ -338,18 +340,23 @@ fn copy_landed<S: Store>(
 
 /// The data of a part is in this group's memory: sends it to its shard, if its volume is in a
 /// store, or finishes the part.
-fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, index: PartIndex) {
+fn place<S: Store>(
+    connection: &mut Connection,
+    turn: &mut GroupState<S>,
+    tag: Tag,
+    index: PartIndex,
+) {
     let from = turn.token(connection, tag, index);
     let request = connection.request_mut(tag);
     if let Some(command) = request.command()
         && command.flags.digest
         && command.buffer.is_some()
-        && !digest::fits_part(turn, command, request.span(), &request.parts()[wide(index.0)])
+        && !data_digest::fits_part(turn, command, request.span(), &request.parts()[wide(index.0)])
     {
         turn.give_back(&mut request.parts_mut()[wide(index.0)]);
-        let event = Event::OfPart(index, PartEvent::Mismatched);
+        let event = RequestEvent::OfPart(index, PartEvent::Mismatched);
         if let Action::Finish(status) = request.step(event) {
-            finish(connection, turn, tag, Outcome::of(status));
+            finish(connection, turn, tag, CommandOutcome::of(status));
         }
         return;
     }
@@ -369,22 +376,22 @@ fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, in
                 turn.stats.copied_bytes.add(u64::from(part.len()));
             }
             turn.tell(shard, ShardRequest::Cancel { job, memory });
-            Event::OfPart(index, PartEvent::WrittenNow)
+            RequestEvent::OfPart(index, PartEvent::WrittenNow)
         }
         (Some(job), memory) if shard != turn.group => {
             turn.tell(shard, ShardRequest::Write { from, job, memory, fua });
-            Event::OfPart(index, PartEvent::WriteAsked)
+            RequestEvent::OfPart(index, PartEvent::WriteAsked)
         }
         (Some(job), memory) => {
             if turn.shard.write(job, memory, fua) {
-                Event::OfPart(index, PartEvent::WrittenNow)
+                RequestEvent::OfPart(index, PartEvent::WrittenNow)
             } else {
-                Event::OfPart(index, PartEvent::WriteAsked)
+                RequestEvent::OfPart(index, PartEvent::WriteAsked)
             }
         }
-        (None, _) => Event::OfPart(index, PartEvent::WrittenNow),
+        (None, _) => RequestEvent::OfPart(index, PartEvent::WrittenNow),
     };
     if let Action::Finish(status) = connection.request_mut(tag).step(event) {
-        finish(connection, turn, tag, Outcome::of(status));
+        finish(connection, turn, tag, CommandOutcome::of(status));
     }
 }

@@ -11,7 +11,7 @@ use rblk_protocol::RejectReason;
 use tokio::sync::mpsc;
 
 use super::admission::{no_room, refusal};
-use super::devices::{Registered, Shared};
+use super::devices::{Registered, TargetMemory};
 use crate::control::Control;
 use crate::control::peers::account::Origin;
 use crate::control::peers::peer_lines::PeerLine;
@@ -41,7 +41,7 @@ impl Registering {
     }
 
     /// Begins to register with the device of a peer, or lets the peer wait for that.
-    fn wait(&mut self, incoming: Incoming, shared: impl FnOnce() -> Shared) {
+    fn wait(&mut self, incoming: Incoming, shared: impl FnOnce() -> TargetMemory) {
         let device = incoming.device();
         match self.waiting.iter_mut().find(|(known, _)| known.same_as(&device)) {
             Some((_, peers)) => {

@@ -76,7 +76,7 @@ pub struct ProofDue {
 /// only shorten the limit: others need the memory that such a peer keeps.
 ///
 /// A slow peer that takes its data lives: at the lowest allowed pace, a WR completes at least every
-/// four seconds (`SendQueue::queue_write`).
+/// four seconds (`QueuedSends::queue_write`).
 #[must_use]
 pub fn progress_max(detect: Option<Duration>) -> Duration {
     detect.map_or(PROGRESS_MAX.1, |detect| detect.clamp(PROGRESS_MAX.0, PROGRESS_MAX.1))

@@ -1,4 +1,4 @@
-//! [`SendQueue`]: the send WRs of this turn, the credits for them, and the commands that wait for
+//! [`QueuedSends`]: the send WRs of this turn, the credits for them, and the commands that wait for
 //! credits.
 //!
 //! Responses are collected and sent at the end of the turn, several in one message if the peers
@@ -35,7 +35,7 @@ pub(super) struct Responses {
 
 /// The send queue of a connection.
 #[derive(Debug)]
-pub(crate) struct SendQueue {
+pub(crate) struct QueuedSends {
     credits: SendCredits,
     queued: Vec<SendWr>,
     responses: Option<Responses>,
@@ -44,7 +44,7 @@ pub(crate) struct SendQueue {
     waiting: VecDeque<Tag>,
 }
 
-impl SendQueue {
+impl QueuedSends {
     /// A queue with room for `send_wrs` WRs and `tags` commands. `lists`: one message may have
     /// several responses.
     pub(super) fn new(send_wrs: u32, tags: usize, lists: bool) -> Self {
@@ -216,7 +216,7 @@ mod tests {
     /// Lengths that siw must not gather (`docs/internals/kernel-facts.md`): up to 32 bytes.
     #[test]
     fn short_writes_go_inside_their_wrs() {
-        let mut queue = SendQueue::new(16, 4, true);
+        let mut queue = QueuedSends::new(16, 4, true);
         let sge = |len| Sge { addr: 4096, len, lkey: Lkey(1) };
         let remote = RemoteBuffer { addr: 8192, rkey: Rkey(2) };
         for len in [8, 24, 32, 64, 65, 512, 4096] {

@@ -1,4 +1,4 @@
-//! [`Watch`]: looks at the stores of volumes and at `state_dir` while they are used.
+//! [`PlaceWatch`]: looks at the stores of volumes and at `state_dir` while they are used.
 //!
 //! A target holds its files open, so its own work does not show whether a path still leads to them,
 //! and an idle directory does not show that it is full. So Watch looks at them: for a client, if
@@ -109,7 +109,7 @@ enum Asker {
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::control) struct Watch {
+pub(in crate::control) struct PlaceWatch {
     seen: HashMap<Watched, PlaceState>,
     queue: VecDeque<Queued>,
     // The file for the test whether `state_dir` can be written; the directory it was in at first.
@@ -125,7 +125,7 @@ pub(in crate::control) struct Watch {
     ended: (mpsc::UnboundedSender<Looked>, mpsc::UnboundedReceiver<Looked>),
 }
 
-impl Watch {
+impl PlaceWatch {
     /// No place was looked at yet. `probe` is a file beside the records of the target, if it keeps
     /// any. `root` has the ports of devices, below `sys`, if they are looked at.
     pub(in crate::control) fn new(probe: Option<PathBuf>, root: Option<PathBuf>) -> Self {
@@ -475,7 +475,7 @@ mod tests {
         runtime.block_on(test);
     }
 
-    fn underway(watch: &Watch) -> usize {
+    fn underway(watch: &PlaceWatch) -> usize {
         watch.seen.values().filter(|seen| seen.began.is_some()).count()
     }
 
@@ -483,7 +483,7 @@ mod tests {
     fn a_late_look_is_news_once_and_delays_no_client() {
         let directory = tempfile::tempdir().unwrap();
         let backings = backings(directory.path(), 1);
-        let (mut watch, start) = (Watch::new(None, None), Instant::now());
+        let (mut watch, start) = (PlaceWatch::new(None, None), Instant::now());
         run(async {
             watch.look(&backings, STORE_AGE, start);
             assert!(watch.is_looking(start));
@@ -515,7 +515,7 @@ mod tests {
     fn looks_at_many_stores_are_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let all = backings(directory.path(), 20);
-        let (mut watch, now) = (Watch::new(None, None), Instant::now());
+        let (mut watch, now) = (PlaceWatch::new(None, None), Instant::now());
         run(async {
             watch.look(&all, STORE_AGE, now);
             watch.look(&all, Duration::ZERO, now);
@@ -541,7 +541,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let count = u16::try_from(HANGING + 2 * AT_ONCE + 1).unwrap();
         let all = backings(directory.path(), count);
-        let (mut watch, mut now) = (Watch::new(None, None), Instant::now());
+        let (mut watch, mut now) = (PlaceWatch::new(None, None), Instant::now());
         run(async {
             watch.look(&all, STORE_AGE, now);
             // All of them hang: their ends are not taken.

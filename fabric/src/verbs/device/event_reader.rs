@@ -1,7 +1,7 @@
 //! Asynchronous events of a device. One thread per opened device reads them, logs them, acts and
 //! acknowledges. It also looks now and then whether the device is still there ([`Presence`]).
 //!
-//! The thread borrows the context; [`AsyncEvents`] joins it on drop, before the context can be
+//! The thread borrows the context; [`EventReader`] joins it on drop, before the context can be
 //! closed. An object that an event names stays allocated until the event is acknowledged, because
 //! its destroy call waits for that (ibv_get_async_event(3)). So the pointer in an event may be used
 //! until then.
@@ -29,13 +29,13 @@ const LOOK_MS: u16 = 1000;
 
 /// The thread that reads the events of one device.
 #[derive(Debug)]
-pub(super) struct AsyncEvents {
-    shared: Arc<Watched>,
+pub(super) struct EventReader {
+    shared: Arc<WatchedDevice>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedDevice {
     device: String,
     stop: EventFd,
     queues: Mutex<Vec<Weak<CqHealth>>>,
@@ -47,14 +47,14 @@ struct Context(NonNull<ffi::ibv_context>);
 // SAFETY: reading async events is allowed from any thread.
 unsafe impl Send for Context {}
 
-impl AsyncEvents {
+impl EventReader {
     /// Starts the thread. The context must stay open until the value is dropped.
     pub(super) fn start(context: NonNull<ffi::ibv_context>, device: String) -> Result<Self> {
         // SAFETY: the context is open.
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })?;
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)
             .map_err(|e| FabricError::Call { call: "eventfd", source: e.into() })?;
-        let shared = Arc::new(Watched { device, stop, queues: Mutex::new(Vec::new()) });
+        let shared = Arc::new(WatchedDevice { device, stop, queues: Mutex::new(Vec::new()) });
         // SAFETY: as above.
         let presence = unsafe { Presence::of(context) };
         let (context, for_thread) = (Context(context), Arc::clone(&shared));
@@ -78,7 +78,7 @@ impl AsyncEvents {
     }
 }
 
-impl Drop for AsyncEvents {
+impl Drop for EventReader {
     fn drop(&mut self) {
         // An eventfd takes one write of 1 for as long as it exists.
         let _ = self.shared.stop.write(1);
@@ -88,7 +88,7 @@ impl Drop for AsyncEvents {
     }
 }
 
-impl Watched {
+impl WatchedDevice {
     /// Marks one CQ, or all.
     fn mark_broken(&self, which: Option<*mut ffi::ibv_cq>) {
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ impl Watched {
     }
 }
 
-fn run(context: &Context, presence: Option<&Presence>, shared: &Watched) {
+fn run(context: &Context, presence: Option<&Presence>, shared: &WatchedDevice) {
     let context = context.0.as_ptr();
     // SAFETY: the context is open until the thread is joined, and its fd with it.
     let events = unsafe { BorrowedFd::borrow_raw((*context).async_fd) };
@@ -141,7 +141,7 @@ fn run(context: &Context, presence: Option<&Presence>, shared: &Watched) {
     }
 }
 
-fn drain(context: *mut ffi::ibv_context, shared: &Watched) -> io::Result<()> {
+fn drain(context: *mut ffi::ibv_context, shared: &WatchedDevice) -> io::Result<()> {
     loop {
         // SAFETY: an all-zero event is a value: integers and a null pointer.
         let mut event: ffi::ibv_async_event = unsafe { std::mem::zeroed() };
@@ -160,7 +160,7 @@ fn drain(context: *mut ffi::ibv_context, shared: &Watched) -> io::Result<()> {
     }
 }
 
-fn handle(event: &ffi::ibv_async_event, shared: &Watched) {
+fn handle(event: &ffi::ibv_async_event, shared: &WatchedDevice) {
     let device = shared.device.as_str();
     // SAFETY: the function returns a static string for every value.
     let what =

@@ -18,9 +18,9 @@ use nix::errno::Errno;
 
 use super::core::ShardCore;
 use super::job::{JobBlock, JobKind};
-use super::message::PartToken;
 use super::policy::Slot;
-use super::slots::{Install, Slots, State};
+use super::shard_messages::PartToken;
+use super::slots::{Install, SlotState, Slots};
 use super::span::{BLOCK, in_one_stripe};
 use super::{SLOT_BYTES, ShardOptions};
 use crate::cache::shard_clock::Clock;
@@ -234,7 +234,9 @@ impl WriteBacks {
         let slots = &core.slots;
         let joins = |block: u64| {
             in_one_stripe(block, middle)
-                && slots.find(volume, block).is_some_and(|slot| slots.state(slot) == State::Dirty)
+                && slots
+                    .find(volume, block)
+                    .is_some_and(|slot| slots.state(slot) == SlotState::Dirty)
         };
         let mut run = middle..middle + 1;
         while run.start > 0 && run.end - run.start < self.blocks_max && joins(run.start - 1) {

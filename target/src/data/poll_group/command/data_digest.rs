@@ -13,8 +13,8 @@ use rblk_protocol::{CommandCapsule, DataDigests, Tag};
 
 use crate::cache::{STRIPE_BYTES, Segments};
 use crate::data::connection::Connection;
-use crate::data::part::Part;
-use crate::data::poll_group::turn::Turn;
+use crate::data::parts::Part;
+use crate::data::poll_group::turn::GroupState;
 use crate::data::request::Span;
 use crate::store::Store;
 
@@ -24,7 +24,7 @@ const _: () = assert!(STRIPE_BYTES == DIGEST_STRIPE_BYTES, "a part has a CRC of 
 /// mismatch.
 #[inline(always)]
 pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     command: &CommandCapsule,
     span: Span,
     (region, at): (&Region, usize),
@@ -42,7 +42,7 @@ pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
 /// Whether the data of a part of a WRITE, fetched by RDMA READ, matches its digest. Counts a
 /// mismatch.
 pub(in crate::data::poll_group) fn fits_part<S: Store>(
-    turn: &Turn<S>,
+    turn: &GroupState<S>,
     command: &CommandCapsule,
     span: Span,
     part: &Part,
