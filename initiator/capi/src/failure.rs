@@ -11,12 +11,12 @@ use rblk_client::Reason;
 #[derive(Debug)]
 pub(crate) struct Failure {
     errno: i32,
-    why: Why,
+    why: FailureText,
 }
 
 /// The words. Requests are refused without an allocation.
 #[derive(Debug)]
-enum Why {
+enum FailureText {
     Words(&'static str),
     Text(String),
     Refused(Reason),
@@ -25,12 +25,12 @@ enum Why {
 impl Failure {
     /// A failure with constant words.
     pub(crate) fn new(errno: i32, words: &'static str) -> Self {
-        Self { errno, why: Why::Words(words) }
+        Self { errno, why: FailureText::Words(words) }
     }
 
     /// A failure with the words of an error.
     pub(crate) fn of(errno: i32, error: &dyn fmt::Display) -> Self {
-        Self { errno, why: Why::Text(error.to_string()) }
+        Self { errno, why: FailureText::Text(error.to_string()) }
     }
 
     /// A failure that only a mistake of the program can cause.
@@ -51,11 +51,11 @@ impl From<Reason> for Failure {
             Reason::Full { .. } => libc::EAGAIN,
             _ => libc::EINVAL,
         };
-        Self { errno, why: Why::Refused(reason) }
+        Self { errno, why: FailureText::Refused(reason) }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for FailureText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Words(words) => f.write_str(words),
@@ -69,17 +69,17 @@ impl fmt::Display for Why {
 const TEXT_MAX: usize = 2048;
 
 thread_local! {
-    static LAST: RefCell<Text> = const { RefCell::new(Text { bytes: [0; TEXT_MAX], len: 0 }) };
+    static LAST: RefCell<LastErrorText> = const { RefCell::new(LastErrorText { bytes: [0; TEXT_MAX], len: 0 }) };
 }
 
 /// A text that ends with a zero, in a place that does not move.
-struct Text {
+struct LastErrorText {
     bytes: [u8; TEXT_MAX],
     len: usize,
 }
 
-impl Text {
-    fn set(&mut self, why: &Why) {
+impl LastErrorText {
+    fn set(&mut self, why: &FailureText) {
         self.len = 0;
         // The write never fails: text beyond the buffer is cut off.
         let _ = write!(self, "{why}");
@@ -87,7 +87,7 @@ impl Text {
     }
 }
 
-impl Write for Text {
+impl Write for LastErrorText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for character in text.chars() {
             // C would take it for the end.

@@ -148,7 +148,7 @@ impl Driven {
     #[inline]
     fn look(
         &mut self,
-        told: &mut Told,
+        told: &mut CompletionArray,
         look: impl FnOnce(&mut Queue, &mut Vec<Completion>) -> std::io::Result<usize>,
     ) -> Result<c_int, Failure> {
         self.done.drain(..self.told);
@@ -181,13 +181,13 @@ impl Driven {
 }
 
 /// The place for delivered completions.
-struct Told {
+struct CompletionArray {
     place: *mut rblk_completion,
     most: c_int,
     count: c_int,
 }
 
-impl Told {
+impl CompletionArray {
     /// # Safety
     /// `place` is valid for writing `most` completions, or `most` is not positive.
     unsafe fn new(place: *mut rblk_completion, most: c_int) -> Result<Self, Failure> {
@@ -351,7 +351,7 @@ pub(crate) unsafe extern "C" fn rblk_poll(
 ) -> c_int {
     let poll = |driven: &mut Driven| {
         // SAFETY: a place for `most` completions, as the caller says.
-        let mut told = unsafe { Told::new(completions, most) }?;
+        let mut told = unsafe { CompletionArray::new(completions, most) }?;
         driven.look(&mut told, Queue::poll)
     };
     // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
@@ -371,7 +371,7 @@ pub(crate) unsafe extern "C" fn rblk_wait(
 ) -> c_int {
     let wait = |driven: &mut Driven| {
         // SAFETY: a place for `most` completions, as the caller says.
-        let mut told = unsafe { Told::new(completions, most) }?;
+        let mut told = unsafe { CompletionArray::new(completions, most) }?;
         let Ok(longest) = u64::try_from(longest_ms) else {
             return Err(Failure::misuse("a negative time to wait: every wait has an end"));
         };

@@ -14,7 +14,7 @@ use rblk_protocol::{
 use super::PathEnd;
 use super::answer::{Answer, LaneIndex};
 use super::beat::Due;
-use super::lane::{Lane, WrKind};
+use super::lane::{CompletedWr, Lane};
 use super::path::{DeadPath, Path, Tested};
 use super::pulse::Pulse;
 use super::stats::QueueStats;
@@ -161,12 +161,12 @@ impl ActivePath {
             return Err(broken("completion of an unknown QP"));
         };
         let (lane, terms) = self.lane(by);
-        let slot = match WrKind::of(completion.id) {
-            WrKind::Send => {
+        let slot = match CompletedWr::of(completion.id) {
+            CompletedWr::Send => {
                 lane.send_completed();
                 return Ok(Arrival::None);
             }
-            WrKind::Recv(slot) => slot,
+            CompletedWr::Recv(slot) => slot,
         };
         if slot >= terms.layout().recv_slots() {
             return Err(broken("completion of an unknown RECV"));

@@ -33,13 +33,13 @@ const KIND_SEND: u64 = 1;
 
 /// The kind of a completed WR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum WrKind {
+pub(super) enum CompletedWr {
     Send,
     /// A RECV, with its receive slot.
     Recv(u16),
 }
 
-impl WrKind {
+impl CompletedWr {
     #[inline]
     pub(super) fn of(id: WrId) -> Self {
         let index = (id.0 & 0xffff) as u16;
@@ -53,7 +53,7 @@ fn wr_id(kind: u64, index: u16) -> WrId {
 
 /// The progress of a lane.
 #[derive(Clone, Copy)]
-enum Phase {
+enum LanePhase {
     /// The self-test is under way.
     Testing { sequence: Sequence, since: Instant },
     /// The lane can carry requests, once all lanes of the path can.
@@ -79,7 +79,7 @@ impl OpenMessage {
 }
 
 /// The WRs of this turn. They are posted by [`Lane::post`].
-struct WrLists {
+struct LaneWrs {
     sends: Vec<SendWr>,
     // Receive slots.
     recvs: Vec<u16>,
@@ -89,7 +89,7 @@ struct WrLists {
     joined: u64,
 }
 
-impl WrLists {
+impl LaneWrs {
     fn new(layout: PathLayout) -> Self {
         Self {
             sends: Vec::with_capacity(layout.send_wrs() as usize),
@@ -110,12 +110,12 @@ pub(super) struct Lane {
     // By receive slot.
     recvs: Box<[RecvWr]>,
     credits: SendCredits,
-    phase: Phase,
+    phase: LanePhase,
     beat: Beat,
     // Requests under way on this lane, and the bytes of their data.
     awaited: u32,
     awaited_bytes: u64,
-    wrs: WrLists,
+    wrs: LaneWrs,
     // The proof that the target owes in its answer to the self-test.
     theirs: Option<Box<TargetProof>>,
 }
@@ -139,11 +139,11 @@ impl Lane {
             recvs: recvs(terms, slots_at),
             scratch_at: index * SELF_TEST_BYTES,
             credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
-            phase: Phase::Testing { sequence, since: now },
+            phase: LanePhase::Testing { sequence, since: now },
             beat: Beat::default(),
             awaited: 0,
             awaited_bytes: 0,
-            wrs: WrLists::new(layout),
+            wrs: LaneWrs::new(layout),
             theirs: proof.map(|proof| Box::new(proof.theirs)),
         };
         lane.wrs.recvs.extend(0..layout.recv_slots());
@@ -176,11 +176,11 @@ impl Lane {
             recvs: recvs(terms, slots_at),
             scratch_at: index * SELF_TEST_BYTES,
             credits,
-            phase: Phase::Ready,
+            phase: LanePhase::Ready,
             beat: Beat::default(),
             awaited: 0,
             awaited_bytes: 0,
-            wrs: WrLists::new(layout),
+            wrs: LaneWrs::new(layout),
             theirs: None,
         }
     }
@@ -212,14 +212,14 @@ impl Lane {
 
     /// Whether the lane passed its self-test.
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.phase, Phase::Ready)
+        matches!(self.phase, LanePhase::Ready)
     }
 
     /// Whether the lane has waited longer than that for its self-test's answer.
     pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
         match self.phase {
-            Phase::Testing { since, .. } => now.saturating_duration_since(since) > than,
-            Phase::Ready => false,
+            LanePhase::Testing { since, .. } => now.saturating_duration_since(since) > than,
+            LanePhase::Ready => false,
         }
     }
 
@@ -279,18 +279,18 @@ impl Lane {
     /// whether it completed the self-test.
     pub(super) fn own_answer(&mut self, terms: &Terms, answer: &Answer) -> Result<bool, PathEnd> {
         match self.phase {
-            Phase::Testing { sequence, .. } => {
+            LanePhase::Testing { sequence, .. } => {
                 self.check_self_test(terms, answer, sequence)?;
-                self.phase = Phase::Ready;
+                self.phase = LanePhase::Ready;
                 Ok(true)
             }
-            Phase::Ready if answer.immediate || !self.beat.take_answer(answer.check) => {
+            LanePhase::Ready if answer.immediate || !self.beat.take_answer(answer.check) => {
                 Err(PathEnd::Protocol("an answer to no command"))
             }
-            Phase::Ready if answer.status != Status::Ok => {
+            LanePhase::Ready if answer.status != Status::Ok => {
                 Err(PathEnd::Protocol("a KEEP_ALIVE that was refused"))
             }
-            Phase::Ready => Ok(false),
+            LanePhase::Ready => Ok(false),
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) enum End {
 
 /// The receiver of a completion.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum CompletionReceiver {
     /// A future, to be woken.
     Future(Waker),
     /// The future is dropped. The drop of the completion frees the buffer.
@@ -110,15 +110,17 @@ impl Requests {
     }
 
     /// Takes a completion. `None`, if no request with its number is under way.
-    pub(super) fn complete(&mut self, completion: Completion) -> Option<Told> {
+    pub(super) fn complete(&mut self, completion: Completion) -> Option<CompletionReceiver> {
         let at = usize::try_from(completion.token).ok()?;
         match self.places.get(at)? {
-            Place::UnderWay(_) => self.end(at, End::Completed(completion)).map(Told::Future),
+            Place::UnderWay(_) => {
+                self.end(at, End::Completed(completion)).map(CompletionReceiver::Future)
+            }
             Place::GivenUp => {
                 self.places[at] = Place::Free;
                 self.free.push(at);
                 self.given_up -= 1;
-                Some(Told::Nobody(completion))
+                Some(CompletionReceiver::Nobody(completion))
             }
             Place::Free | Place::Waits(..) | Place::Ended(_) => None,
         }

@@ -9,7 +9,7 @@ use std::io;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::requests::{End, Requests, Told};
+use super::requests::{CompletionReceiver, End, Requests};
 use super::waiters::{Ticket, Waiters};
 use crate::{Buffer, Completion, Counts, Queue, Request};
 
@@ -273,8 +273,8 @@ impl Shared {
     fn tell(&self, completion: Completion) {
         let told = self.inner.borrow_mut().requests.complete(completion);
         match told {
-            Some(Told::Future(waker)) => waker.wake(),
-            Some(Told::Nobody(completion)) => {
+            Some(CompletionReceiver::Future(waker)) => waker.wake(),
+            Some(CompletionReceiver::Nobody(completion)) => {
                 drop(completion);
                 self.buffer_is_free();
                 let waiting = {

@@ -32,7 +32,7 @@ struct UnderTag {
 
 /// A request of the guest, and its unanswered steps.
 #[derive(Debug, Default)]
-struct Slot {
+struct GuestRequestSlot {
     request: GuestRequest,
     steps: u16,
     // A FLUSH must follow.
@@ -49,7 +49,7 @@ pub(super) struct UnderWay {
     id: [u8; ID_BYTES],
     // Every change must be durable at once.
     durable: bool,
-    slots: Vec<Slot>,
+    slots: Vec<GuestRequestSlot>,
     free_slots: Vec<u16>,
     by_tag: Box<[Option<UnderTag>]>,
     free_tags: Vec<Tag>,
@@ -95,7 +95,7 @@ impl UnderWay {
 
     /// Makes room for a ring with so many requests. Nothing is under way.
     pub(super) fn make_room(&mut self, requests: u16) {
-        self.slots.resize_with(usize::from(requests), Slot::default);
+        self.slots.resize_with(usize::from(requests), GuestRequestSlot::default);
         self.free_slots = (0..requests).rev().collect();
         self.done = VecDeque::with_capacity(usize::from(requests));
         self.flushes = VecDeque::with_capacity(usize::from(requests));
@@ -171,7 +171,7 @@ impl UnderWay {
 
     fn begin_steps(&mut self, slot: u16, memory: &GuestMemory, side: &mut TargetSide) {
         loop {
-            let Slot { request, .. } = &mut self.slots[usize::from(slot)];
+            let GuestRequestSlot { request, .. } = &mut self.slots[usize::from(slot)];
             if request.has_begun() {
                 break;
             }

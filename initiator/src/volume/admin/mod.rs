@@ -51,7 +51,7 @@ pub struct AdminChannel {
     alarm: Alarm,
     epoch: Epoch,
     sequence: Sequence,
-    events: Events,
+    events: AsyncEventState,
     question: Option<Question>,
     keep_alive: KeepAlive,
     disk: DiskUse,
@@ -63,7 +63,7 @@ pub struct AdminChannel {
 
 /// The ASYNC_EVENT that the target keeps, and the result of the last one.
 #[derive(Debug, Default)]
-struct Events {
+struct AsyncEventState {
     parked: Option<Sequence>,
     arrived: Option<Option<AsyncEvent>>,
     // The target reported a changed volume, and the change was not asked for yet.
@@ -72,7 +72,7 @@ struct Events {
     drains: bool,
 }
 
-impl Events {
+impl AsyncEventState {
     fn wants_to_park(&self) -> bool {
         self.parked.is_none() && !self.drains
     }
@@ -140,7 +140,7 @@ impl AdminChannel {
             alarm,
             epoch,
             sequence: Sequence(0),
-            events: Events::default(),
+            events: AsyncEventState::default(),
             question: None,
             keep_alive: KeepAlive::new(now),
             disk: DiskUse::new(now),

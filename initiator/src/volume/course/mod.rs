@@ -60,7 +60,7 @@ const UPGRADE_STAY: Duration = Duration::from_secs(3);
 
 /// A running try and its progress.
 #[derive(Clone, Debug)]
-struct UnderWay {
+struct RunningTry {
     attempt: Attempt,
     since: Instant,
     instance: Option<InstanceId>,
@@ -92,7 +92,7 @@ pub struct Course {
     soon_until: Option<Instant>,
     // The end of the time in which only the address in use is tried: the target is being upgraded.
     stay_until: Option<Instant>,
-    under_way: Option<UnderWay>,
+    under_way: Option<RunningTry>,
     switch: Option<Switch>,
     failback: Failback,
 }
@@ -253,7 +253,7 @@ impl Course {
             generation: self.facts.volume.generation,
             limit: self.rules.try_limit(),
         };
-        self.under_way = Some(UnderWay { attempt, since: now, instance: None, opened: None });
+        self.under_way = Some(RunningTry { attempt, since: now, instance: None, opened: None });
         Some(Act::Try(attempt))
     }
 
@@ -479,7 +479,7 @@ impl Course {
 
     /// The try under way failed.
     pub fn failed(&mut self, why: Failure, now: Instant, random: u64) {
-        let Some(UnderWay { attempt, since, .. }) = self.under_way.take() else { return };
+        let Some(RunningTry { attempt, since, .. }) = self.under_way.take() else { return };
         // A silent address would make every round as long as its limit.
         let is_silent = now.saturating_duration_since(since) >= attempt.limit / 2;
         self.rounds.set_suspect(attempt.address, is_silent);

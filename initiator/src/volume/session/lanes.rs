@@ -27,19 +27,19 @@ const READS_IN_MAX: u8 = 16;
 
 /// Connections with their CQ, before they are a path. If they do not become one they are destroyed,
 /// and nothing waits for that.
-struct Made {
+struct UnprovenLanes {
     connections: Vec<Connection>,
     proofs: Vec<LaneProof>,
     poller: Option<Box<dyn Poller>>,
 }
 
-impl Made {
+impl UnprovenLanes {
     fn take(&mut self) -> Option<(Box<dyn Poller>, Vec<Connection>)> {
         self.poller.take().map(|poller| (poller, std::mem::take(&mut self.connections)))
     }
 }
 
-impl Drop for Made {
+impl Drop for UnprovenLanes {
     fn drop(&mut self) {
         if let Some((poller, connections)) = self.take() {
             retire(connections, poller);
@@ -90,7 +90,7 @@ impl Lanes<'_> {
         let (poller, handle) = self.pd.poller(entries)?;
         let first = self.connect_lane(&handle, sizes, &asked).await?;
         let Connected { connection, accept, proof } = first;
-        let mut made = Made {
+        let mut made = UnprovenLanes {
             connections: vec![connection],
             proofs: proof.into_iter().collect(),
             poller: Some(poller),
@@ -183,7 +183,7 @@ impl Lanes<'_> {
     /// commands carry no data.
     async fn add_lanes(
         &self,
-        made: &mut Made,
+        made: &mut UnprovenLanes,
         wish: QueueWish,
         poller: &PollerHandle,
         sizes: QpLimits,

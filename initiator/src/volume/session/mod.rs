@@ -29,7 +29,7 @@ use crate::engine::path::{Path, QueueMemory};
 use crate::engine::pulse::Pulse;
 pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
-use login::{LoggedIn, Login};
+use login::{Login, StartedSession};
 use volume_list::VolumeList;
 pub(crate) use wish::MESSAGES;
 pub use wish::{QueueWish, REPLAY_QUEUE};
@@ -119,7 +119,7 @@ impl Session {
         memory: &[QueueMemory],
     ) -> Result<Self, SessionError> {
         let login = Login { address, options, host, credentials, resume, memory };
-        let LoggedIn { admin, device, pd, reply: login, secret, early } = login.run().await?;
+        let StartedSession { admin, device, pd, reply: login, secret, early } = login.run().await?;
         Ok(Self {
             address: address.clone(),
             admin,

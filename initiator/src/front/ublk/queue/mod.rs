@@ -28,7 +28,7 @@ pub(crate) use self::ring::RingMode;
 use self::descriptors::Descriptors;
 use self::ring::{Ring, RingCounts};
 use self::tag_command::Answer;
-use self::tags::{Asked, Tags};
+use self::tags::{TagRequest, Tags};
 use self::watches::Watches;
 use rblk_protocol::width::wide;
 
@@ -367,7 +367,7 @@ impl Queue {
         match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes, &self.shared) {
             Ok(request) => {
                 let (data_len, has_data) = (request.data_len(), request.op.has_data());
-                self.tags.deliver(tag, Asked { data_len, has_data });
+                self.tags.deliver(tag, TagRequest { data_len, has_data });
                 self.counts.fetched += 1;
                 Some(Event::Request(tag, request))
             }
@@ -400,8 +400,8 @@ impl Queue {
 
 /// The result for the driver, from the result of the caller. See [`Queue::complete`].
 #[inline]
-fn driver_result(result: i32, asked: Asked) -> i32 {
-    let Asked { data_len, has_data } = asked;
+fn driver_result(result: i32, asked: TagRequest) -> i32 {
+    let TagRequest { data_len, has_data } = asked;
     match u32::try_from(result) {
         Err(_) => result,
         Ok(_) if !has_data => 0,
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn results_are_what_the_driver_can_use() {
         let result =
-            |result, data_len, has_data| driver_result(result, Asked { data_len, has_data });
+            |result, data_len, has_data| driver_result(result, TagRequest { data_len, has_data });
         assert_eq!(result(4096, 4096, true), 4096);
         assert_eq!(result(8192, 4096, true), 4096);
         assert_eq!(result(1000, 4096, true), 512);
