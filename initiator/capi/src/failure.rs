@@ -1,4 +1,4 @@
-//! [`Failure`]: the reason why a call failed, as an errno and in plain words. [`rblk_error`]
+//! [`CallFailure`]: the reason why a call failed, as an errno and in plain words. [`rblk_error`]
 //! returns the words of each thread's last failure.
 
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use rblk_client::Reason;
 
 /// The reason why a call failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CallFailure {
     errno: i32,
     why: FailureText,
 }
@@ -22,7 +22,7 @@ enum FailureText {
     Refused(Reason),
 }
 
-impl Failure {
+impl CallFailure {
     /// A failure with constant words.
     pub(crate) fn new(errno: i32, words: &'static str) -> Self {
         Self { errno, why: FailureText::Words(words) }
@@ -45,7 +45,7 @@ impl Failure {
     }
 }
 
-impl From<Reason> for Failure {
+impl From<Reason> for CallFailure {
     fn from(reason: Reason) -> Self {
         let errno = match reason {
             Reason::Full { .. } => libc::EAGAIN,
@@ -69,7 +69,8 @@ impl fmt::Display for FailureText {
 const TEXT_MAX: usize = 2048;
 
 thread_local! {
-    static LAST: RefCell<LastErrorText> = const { RefCell::new(LastErrorText { bytes: [0; TEXT_MAX], len: 0 }) };
+    static LAST: RefCell<LastErrorText> =
+        const { RefCell::new(LastErrorText { bytes: [0; TEXT_MAX], len: 0 }) };
 }
 
 /// A text that ends with a zero, in a place that does not move.
@@ -133,19 +134,19 @@ mod tests {
     #[test]
     fn each_thread_has_its_own_last_error() {
         assert_eq!(last(), "");
-        assert_eq!(Failure::new(5, "first, and longer").tell(), -5);
-        assert_eq!(Failure::from(Reason::Full { depth: 3 }).tell(), -libc::EAGAIN);
+        assert_eq!(CallFailure::new(5, "first, and longer").tell(), -5);
+        assert_eq!(CallFailure::from(Reason::Full { depth: 3 }).tell(), -libc::EAGAIN);
         assert!(last().starts_with("the queue has 3 requests"), "{}", last());
         assert!(!last().contains("longer"));
         std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
-        assert_eq!(Failure::of(1, &"a\0b").tell(), -1);
+        assert_eq!(CallFailure::of(1, &"a\0b").tell(), -1);
         assert_eq!(last(), "a b");
     }
 
     #[test]
     fn a_text_without_end_is_cut_between_characters() {
         let long = "\u{fc}".repeat(TEXT_MAX);
-        Failure::of(1, &long).tell();
+        CallFailure::of(1, &long).tell();
         assert_eq!(last(), &long[..TEXT_MAX - 2]);
     }
 }

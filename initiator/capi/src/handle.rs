@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use crate::failure::Failure;
+use crate::failure::CallFailure;
 
 /// A volume or a queue.
 pub(crate) struct Handle<T: 'static> {
@@ -14,7 +14,7 @@ pub(crate) struct Handle<T: 'static> {
 }
 
 /// The content of a handle.
-pub(crate) trait Held: Sized {
+pub(crate) trait HandleContent: Sized {
     /// The closed handles.
     fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>>;
 }
@@ -26,7 +26,7 @@ const NULL: &str = "a null pointer where a handle is needed";
 const CLOSED: &str = "the handle is closed";
 const BROKEN: &str = "a call with this handle failed inside the library: close it";
 
-impl<T: Held> Handle<T> {
+impl<T: HandleContent> Handle<T> {
     /// Makes a handle for a value.
     pub(crate) fn open(value: T) -> *mut Self {
         let used = T::closed().lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -39,9 +39,9 @@ impl<T: Held> Handle<T> {
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
-    unsafe fn at(pointer: *mut Self) -> Result<&'static Self, Failure> {
+    unsafe fn at(pointer: *mut Self) -> Result<&'static Self, CallFailure> {
         if pointer.is_null() || !pointer.is_aligned() {
-            return Err(Failure::misuse(NULL));
+            return Err(CallFailure::misuse(NULL));
         }
         // SAFETY: it is from `open`, so it lives as long as the process, and is shared only.
         Ok(unsafe { &*pointer })
@@ -51,10 +51,10 @@ impl<T: Held> Handle<T> {
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
-    pub(crate) unsafe fn wait(pointer: *mut Self) -> Result<Open<T>, Failure> {
+    pub(crate) unsafe fn wait(pointer: *mut Self) -> Result<Open<T>, CallFailure> {
         // SAFETY: as the caller says.
         let handle = unsafe { Self::at(pointer) }?;
-        handle.value.lock().map_err(|_| Failure::new(libc::EIO, BROKEN))
+        handle.value.lock().map_err(|_| CallFailure::new(libc::EIO, BROKEN))
     }
 
     /// Locks a handle that one thread may use at a time. Does not wait.
@@ -62,15 +62,15 @@ impl<T: Held> Handle<T> {
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
     #[inline]
-    pub(crate) unsafe fn enter(pointer: *mut Self) -> Result<Open<T>, Failure> {
+    pub(crate) unsafe fn enter(pointer: *mut Self) -> Result<Open<T>, CallFailure> {
         // SAFETY: as the caller says.
         let handle = unsafe { Self::at(pointer) }?;
         handle.value.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Failure::new(
+            TryLockError::WouldBlock => CallFailure::new(
                 libc::EBUSY,
                 "another thread is using the queue: each thread needs a queue of its own",
             ),
-            TryLockError::Poisoned(_) => Failure::new(libc::EIO, BROKEN),
+            TryLockError::Poisoned(_) => CallFailure::new(libc::EIO, BROKEN),
         })
     }
 
@@ -78,14 +78,14 @@ impl<T: Held> Handle<T> {
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
-    pub(crate) unsafe fn close(pointer: *mut Self) -> Result<T, Failure> {
+    pub(crate) unsafe fn close(pointer: *mut Self) -> Result<T, CallFailure> {
         // SAFETY: as the caller says.
         let handle = unsafe { Self::at(pointer) }?;
         let value = match handle.value.try_lock() {
             Ok(mut value) => value.take(),
             Err(TryLockError::Poisoned(broken)) => broken.into_inner().take(),
             Err(TryLockError::WouldBlock) => {
-                return Err(Failure::new(libc::EBUSY, "another thread is using the handle"));
+                return Err(CallFailure::new(libc::EBUSY, "another thread is using the handle"));
             }
         };
         let value = value.ok_or_else(closed)?;
@@ -97,19 +97,19 @@ impl<T: Held> Handle<T> {
 
 /// The content of an open handle.
 #[inline]
-pub(crate) fn opened<T>(open: &mut Open<T>) -> Result<&mut T, Failure> {
+pub(crate) fn opened<T>(open: &mut Open<T>) -> Result<&mut T, CallFailure> {
     open.as_mut().ok_or_else(closed)
 }
 
-fn closed() -> Failure {
-    Failure::new(libc::EBADF, CLOSED)
+fn closed() -> CallFailure {
+    CallFailure::new(libc::EBADF, CLOSED)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    impl Held for u32 {
+    impl HandleContent for u32 {
         fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
             static CLOSED: Mutex<Vec<&Handle<u32>>> = Mutex::new(Vec::new());
             &CLOSED

@@ -6,15 +6,15 @@ use std::sync::Mutex;
 use rblk_client::{OpenError, State, Volume};
 
 use crate::call::{call, fill, put};
-use crate::failure::Failure;
-use crate::handle::{Handle, Held, opened};
+use crate::failure::CallFailure;
+use crate::handle::{Handle, HandleContent, opened};
 use crate::options::{self, rblk_options};
 use crate::queue::{Driven, QueueHandle};
 
 /// A volume: `struct rblk_volume`.
 pub(crate) type VolumeHandle = Handle<Volume>;
 
-impl Held for Volume {
+impl HandleContent for Volume {
     fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
         static CLOSED: Mutex<Vec<&VolumeHandle>> = Mutex::new(Vec::new());
         &CLOSED
@@ -58,8 +58,8 @@ fn number(state: State) -> u32 {
     }
 }
 
-fn not_open(error: &OpenError) -> Failure {
-    Failure::of(if error.is_transient() { libc::EAGAIN } else { libc::EIO }, error)
+fn not_open(error: &OpenError) -> CallFailure {
+    CallFailure::of(if error.is_transient() { libc::EAGAIN } else { libc::EIO }, error)
 }
 
 /// Opens a volume.
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn rblk_queue_create(
         let mut open = unsafe { Handle::wait(volume) }?;
         let next = opened(&mut open)?.queue().ok_or_else(|| {
             let words = "all queues of the volume are given out: open it with more `queues`";
-            Failure::new(libc::ENOENT, words)
+            CallFailure::new(libc::ENOENT, words)
         })?;
         let driven = Driven::new(next)?;
         // SAFETY: as above.
@@ -147,7 +147,7 @@ pub(crate) unsafe extern "C" fn rblk_close(volume: *mut VolumeHandle) -> c_int {
     call(|| {
         // SAFETY: null, or a handle of `rblk_open`, as the caller says.
         let volume = unsafe { Handle::close(volume) }?;
-        volume.close().map_err(|error| Failure::of(libc::ETIMEDOUT, &error))?;
+        volume.close().map_err(|error| CallFailure::of(libc::ETIMEDOUT, &error))?;
         Ok(0)
     })
 }

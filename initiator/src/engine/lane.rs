@@ -15,12 +15,12 @@ use rblk_protocol::{
 };
 
 use super::PathEnd;
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::beat::{Beat, Due};
 use super::path::{COMMAND_STRIDE, LaneProof, PathLayout, TestedLane};
 use super::pulse::Pulse;
 use super::stats::QueueStats;
-use super::terms::Terms;
+use super::terms::PathTerms;
 
 const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
 const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
@@ -73,7 +73,7 @@ struct OpenMessage {
 
 impl OpenMessage {
     #[inline]
-    fn has_room(&self, terms: &Terms) -> bool {
+    fn has_room(&self, terms: &PathTerms) -> bool {
         terms.message_has_room(self.commands, self.data, self.data_bytes)
     }
 }
@@ -126,7 +126,7 @@ impl Lane {
     pub(super) fn begin(
         index: usize,
         qp: QpIndex,
-        terms: &Terms,
+        terms: &PathTerms,
         sequence: Sequence,
         proof: Option<&LaneProof>,
         now: Instant,
@@ -167,7 +167,7 @@ impl Lane {
     }
 
     /// A lane that control has tested: every WR is posted.
-    pub(super) fn tested(index: usize, tested: TestedLane, terms: &Terms) -> Self {
+    pub(super) fn tested(index: usize, tested: TestedLane, terms: &PathTerms) -> Self {
         let (layout, TestedLane { qp, credits }) = (terms.layout(), tested);
         let slots_at = index * layout.bytes();
         Self {
@@ -193,7 +193,7 @@ impl Lane {
 
     /// Queues the self-test with its proof, which is beside the capsule in one slot. No command
     /// joins its message.
-    fn queue_proof(&mut self, terms: &Terms, command: &CommandCapsule, proof: &QueueProof) {
+    fn queue_proof(&mut self, terms: &PathTerms, command: &CommandCapsule, proof: &QueueProof) {
         self.queue_command(terms, command, None);
         let capsule = self.slots_at + capsule_at(terms, command.tag);
         let at = if terms.data_first() { capsule - PROOF_BYTES } else { capsule + COMMAND_BYTES };
@@ -232,7 +232,7 @@ impl Lane {
     /// A receive slot was filled. The slot is posted again with the other WRs of the turn. Returns
     /// the offset of its bytes in the slots.
     #[inline]
-    pub(super) fn received(&mut self, terms: &Terms, slot: u16) -> usize {
+    pub(super) fn received(&mut self, terms: &PathTerms, slot: u16) -> usize {
         self.beat.heard();
         self.wrs.recvs.push(slot);
         self.slots_at + terms.layout().recv_offset(slot)
@@ -266,7 +266,7 @@ impl Lane {
 
     /// Queues a KEEP_ALIVE. Returns false when the send queue is full: then its slots do not come
     /// back either.
-    pub(super) fn ask(&mut self, terms: &Terms, sequence: Sequence) -> bool {
+    pub(super) fn ask(&mut self, terms: &PathTerms, sequence: Sequence) -> bool {
         if !self.can_send() {
             return false;
         }
@@ -277,7 +277,11 @@ impl Lane {
 
     /// Takes an answer to a command of the lane itself: its self-test or a KEEP_ALIVE. Returns
     /// whether it completed the self-test.
-    pub(super) fn own_answer(&mut self, terms: &Terms, answer: &Answer) -> Result<bool, PathEnd> {
+    pub(super) fn own_answer(
+        &mut self,
+        terms: &PathTerms,
+        answer: &CommandAnswer,
+    ) -> Result<bool, PathEnd> {
         match self.phase {
             LanePhase::Testing { sequence, .. } => {
                 self.check_self_test(terms, answer, sequence)?;
@@ -298,8 +302,8 @@ impl Lane {
     /// verbs.
     fn check_self_test(
         &self,
-        terms: &Terms,
-        answer: &Answer,
+        terms: &PathTerms,
+        answer: &CommandAnswer,
         sequence: Sequence,
     ) -> Result<(), PathEnd> {
         let mut seen = [0; SELF_TEST_BYTES];
@@ -329,7 +333,7 @@ impl Lane {
     /// own.
     pub(super) fn queue_command(
         &mut self,
-        terms: &Terms,
+        terms: &PathTerms,
         command: &CommandCapsule,
         data: Option<Sge>,
     ) {
@@ -414,7 +418,7 @@ impl Lane {
 }
 
 /// The RECVs of a lane with its slots from that offset on.
-fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
+fn recvs(terms: &PathTerms, slots_at: usize) -> Box<[RecvWr]> {
     let recv = |slot| {
         let offset = slots_at + terms.layout().recv_offset(slot);
         let sge = terms.memory().slots.sge(offset, RESPONSES_LEN);
@@ -427,20 +431,20 @@ fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
 /// Offset, in the slots of a lane, of the first capsule of a message that begins with that tag. If
 /// data comes first, the later capsules go before it.
 #[inline]
-fn capsule_at(terms: &Terms, tag: Tag) -> usize {
+fn capsule_at(terms: &PathTerms, tag: Tag) -> usize {
     let slot = terms.layout().capsule_offset(tag.index());
     if terms.data_first() { slot + COMMAND_STRIDE - COMMAND_BYTES } else { slot }
 }
 
 /// Offset of the capsule after the one at `offset`.
 #[inline]
-fn behind(terms: &Terms, offset: usize) -> usize {
+fn behind(terms: &PathTerms, offset: usize) -> usize {
     if terms.data_first() { offset - COMMAND_BYTES } else { offset + COMMAND_BYTES }
 }
 
 /// Makes the capsules of a message longer by the data written beside them.
 #[inline]
-fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
+fn grow(terms: &PathTerms, sges: &mut SgeList, bytes: u32) {
     if terms.data_first() {
         sges.grow_last_down(bytes);
     } else {
@@ -451,13 +455,13 @@ fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
 /// Adds the data of another command: the data of the first command is nearest to an end of the
 /// message. Returns false if the message has its largest number of pieces.
 #[inline]
-fn add_data(terms: &Terms, sges: &mut SgeList, data: Sge) -> bool {
+fn add_data(terms: &PathTerms, sges: &mut SgeList, data: Sge) -> bool {
     if terms.data_first() { sges.push_before_last(data) } else { sges.push_second(data) }
 }
 
 /// Writes a command into its send slot.
 #[inline(always)]
-fn write_capsule(terms: &Terms, offset: usize, command: &CommandCapsule) {
+fn write_capsule(terms: &PathTerms, offset: usize, command: &CommandCapsule) {
     let slots = terms.memory().slots.region();
     slots.write(offset, &command.to_wire_unsealed());
     if command.flags.digest {

@@ -11,9 +11,9 @@ use super::OnReady;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
-use super::signals::Signals;
+use super::signals::EndSignals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::unmount::{End, Ending};
+use super::unmount::{End, UnmountProgress};
 use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 use crate::volume::task;
@@ -33,7 +33,7 @@ pub(super) struct Serving {
 
 /// A device handed over to a program, which replaces this process.
 #[derive(Debug)]
-pub(super) struct HandOver {
+pub(super) struct DeviceHandOver {
     pub(super) lock: MountLock,
     pub(super) program: PathBuf,
 }
@@ -46,16 +46,16 @@ impl Serving {
     /// A queue broke, or the driver does not let the device go.
     pub(super) async fn serve(
         self,
-        signals: &mut Signals,
+        signals: &mut EndSignals,
         on_ready: OnReady<'_>,
-    ) -> anyhow::Result<Option<HandOver>> {
+    ) -> anyhow::Result<Option<DeviceHandOver>> {
         let Self { mut mount, mut device, socket, lock, mut from_queues } = self;
         mount.see_disk(&device);
         announce(&mount, &mut device, on_ready);
         let (asked_sender, mut asked) = mpsc::channel(16);
         let answering = socket.serve(asked_sender);
         tokio::pin!(answering);
-        let mut ending = Ending::default();
+        let mut ending = UnmountProgress::default();
         let mut note_at = mount.note().is_behind().then(Instant::now);
         let end = loop {
             let end = tokio::select! {
@@ -81,7 +81,7 @@ impl Serving {
                 // program anyway.
                 ending.answer(Response::Done);
                 mount.leave(device, &mut from_queues).await;
-                Ok(Some(HandOver { lock, program }))
+                Ok(Some(DeviceHandOver { lock, program }))
             }
             End::Unmount { force } => {
                 let result = mount.unmount(&mut device, force, &mut from_queues).await;
@@ -128,7 +128,7 @@ async fn next(
     mount: &mut Mount,
     from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     asked: &mut mpsc::Receiver<Asked>,
-    ending: &mut Ending,
+    ending: &mut UnmountProgress,
     note_at: &mut Option<Instant>,
 ) -> anyhow::Result<Option<End>> {
     let durability = Arc::clone(mount.volume().durability());

@@ -1,5 +1,5 @@
-//! [`Ending`]: the end of a served mount: an unmount in good order or by force, or the hand-over to
-//! another program.
+//! [`UnmountProgress`]: the end of a served mount: an unmount in good order or by force, or the
+//! hand-over to another program.
 //!
 //! In good order the page cache is written back first, while the mount goes on: the driver fails
 //! requests after the stop, and a write-back takes as long as the target needs. A loss after which
@@ -40,7 +40,7 @@ pub(super) enum End {
 
 /// The progress of the end.
 #[derive(Debug, Default)]
-pub(super) struct Ending {
+pub(super) struct UnmountProgress {
     // The request that is answered when the mount has ended.
     pending: Option<Asked>,
     // The write-back before the unmount.
@@ -48,19 +48,19 @@ pub(super) struct Ending {
     // The disk is removed even if the write-back fails.
     forced: bool,
     // An unmount that waits for a lost target, with its deadline.
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingUnmount>,
     // The time of the first signal to end.
     told: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingUnmount {
     // `None` after a signal to end.
     request: Option<Asked>,
     until: Instant,
 }
 
-impl Ending {
+impl UnmountProgress {
     /// An unmount with an endless write-back.
     #[cfg(test)]
     pub(super) fn writing_back(pending: Option<Asked>, forced: bool) -> Self {
@@ -140,19 +140,19 @@ impl Ending {
     /// Starts an unmount in good order. A lost target may be back in a moment: right after a
     /// recovery, it is.
     fn wait(&mut self, request: Option<Asked>) {
-        self.waiting = Some(Waiting { request, until: Instant::now() + RECONNECT_WAIT });
+        self.waiting = Some(WaitingUnmount { request, until: Instant::now() + RECONNECT_WAIT });
     }
 
     /// Continues an unmount that waits for a lost target. After the deadline a request is refused;
     /// without one, this process has to end.
     pub(super) fn go_on(&mut self, mount: &Mount) -> Option<End> {
-        let Waiting { request, until } = self.waiting.take()?;
+        let WaitingUnmount { request, until } = self.waiting.take()?;
         if !mount.volume().waits_for_target() {
             self.pending = request;
             return self.begin_unmount(mount);
         }
         if Instant::now() < until {
-            self.waiting = Some(Waiting { request, until });
+            self.waiting = Some(WaitingUnmount { request, until });
             return None;
         }
         if let Some(request) = request {

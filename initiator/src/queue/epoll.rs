@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::WatchToken;
-use super::watch::Watch;
+use super::watch::DescriptorWatch;
 
 /// The mailbox, the two descriptors of a path, and the mailbox and the kick of a guest's ring.
 const EVENTS: usize = 5;
@@ -82,7 +82,7 @@ impl AsFd for Epoll {
     }
 }
 
-impl Watch for Epoll {
+impl DescriptorWatch for Epoll {
     fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
         self.add(fd, token, EpollFlags::EPOLLIN)
     }

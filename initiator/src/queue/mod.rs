@@ -22,7 +22,7 @@ pub(crate) use self::epoll::Epoll;
 pub(crate) use self::paths::MAIL;
 pub(crate) use self::target_side::{TargetParts, TargetSide};
 use self::undestroyed::UndestroyedPath;
-pub(crate) use self::watch::Watch;
+pub(crate) use self::watch::DescriptorWatch;
 pub use self::watch::WatchToken;
 use crate::engine::durability::retain::Retained;
 use crate::engine::path::{DeadPath, Path};

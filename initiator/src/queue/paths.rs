@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::FromQueue;
 use super::WatchToken;
 use super::path_change::PathChange;
-use super::watch::Watch;
+use super::watch::DescriptorWatch;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{Engine, PathEnd};
 
@@ -67,7 +67,7 @@ impl Paths {
     pub(super) fn change(
         &mut self,
         engine: &mut Engine,
-        sleeper: &mut impl Watch,
+        sleeper: &mut impl DescriptorWatch,
         now: Instant,
     ) -> io::Result<bool> {
         if !self.change.is_pending() {
@@ -106,7 +106,7 @@ impl Paths {
     fn watch(
         &mut self,
         engine: &mut Engine,
-        sleeper: &mut impl Watch,
+        sleeper: &mut impl DescriptorWatch,
         now: Instant,
     ) -> io::Result<()> {
         let was_unwatched = self.watch_at.take().is_some();
@@ -142,7 +142,7 @@ impl Paths {
     pub(super) fn send_off(
         &mut self,
         engine: &mut Engine,
-        sleeper: &mut impl Watch,
+        sleeper: &mut impl DescriptorWatch,
     ) -> io::Result<bool> {
         let mut any = false;
         while let Some((end, dead)) = engine.take_ended() {

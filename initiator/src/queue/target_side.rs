@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::WatchToken;
 use super::paths::Paths;
 use super::publisher::Publisher;
-use super::watch::Watch;
+use super::watch::DescriptorWatch;
 use super::{FromQueue, ToQueue};
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
@@ -159,7 +159,11 @@ impl TargetSide {
     /// # Errors
     /// The epoll or ring of the queue broke.
     #[inline]
-    pub(crate) fn begin(&mut self, watch: &mut impl Watch, moment: Moment) -> io::Result<bool> {
+    pub(crate) fn begin(
+        &mut self,
+        watch: &mut impl DescriptorWatch,
+        moment: Moment,
+    ) -> io::Result<bool> {
         let now = moment.instant();
         self.engine.begin_turn(moment);
         let busy = self.take_mail(now);
@@ -229,7 +233,11 @@ impl TargetSide {
     /// # Errors
     /// The epoll or ring of the queue broke.
     #[inline]
-    pub(crate) fn end(&mut self, watch: &mut impl Watch, now: Instant) -> io::Result<bool> {
+    pub(crate) fn end(
+        &mut self,
+        watch: &mut impl DescriptorWatch,
+        now: Instant,
+    ) -> io::Result<bool> {
         let busy = self.paths.send_off(&mut self.engine, watch)?;
         if self.engine.has_digest_failure() {
             self.tell_digests(now);

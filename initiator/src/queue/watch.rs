@@ -1,5 +1,5 @@
-//! [`Watch`]: the sleeper of a queue, as its paths see it: the ring of ublk, or the epoll of a
-//! program.
+//! [`DescriptorWatch`]: the sleeper of a queue, as its paths see it: the ring of ublk, or the epoll
+//! of a program.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 pub struct WatchToken(pub u32);
 
 /// A sleeper that descriptors wake.
-pub(crate) trait Watch {
+pub(crate) trait DescriptorWatch {
     /// Makes the descriptor wake the sleeper while it is readable. The descriptor stays open until
     /// it was [unwatched](Self::unwatch) and [`Self::settle`] was called.
     ///

@@ -13,7 +13,7 @@ use rblk_protocol::{
 
 use super::admin::News;
 use super::course::{
-    Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State, Verdict,
+    Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, OpenVerdict, Rules, State,
 };
 use super::error::SessionError;
 use super::history::{History, millis};
@@ -447,7 +447,7 @@ impl Link {
             TryStep::Opened(volume, answer) => {
                 let verdict = match self.course.opened(&volume) {
                     // The target may take the copies now.
-                    Verdict::Go if self.durability.holds_copies() => Verdict::Settle,
+                    OpenVerdict::Go if self.durability.holds_copies() => OpenVerdict::Settle,
                     verdict => verdict,
                 };
                 StepAnswer::Opened(verdict, answer)

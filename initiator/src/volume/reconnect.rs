@@ -11,7 +11,7 @@ use rblk_operate::said_once;
 use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use super::course::{OtherTarget, Verdict};
+use super::course::{OpenVerdict, OtherTarget};
 use super::error::SessionError;
 use super::session::{Claim, QueueWish, Session};
 use super::settle::{Account, settle};
@@ -80,7 +80,7 @@ pub(super) enum TryStep {
     /// The try has a session.
     LoggedIn(LoginReply, oneshot::Sender<Result<(), OtherTarget>>),
     /// The try has the volume.
-    Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
+    Opened(Box<OpenReply>, oneshot::Sender<OpenVerdict>),
 }
 
 /// The answer of the mount to a [`TryStep`]. It goes nowhere if the try was ended meanwhile.
@@ -89,7 +89,7 @@ pub(crate) enum StepAnswer {
     /// Whether the session is one of the same target.
     LoggedIn(Result<(), OtherTarget>, oneshot::Sender<Result<(), OtherTarget>>),
     /// How the try goes on.
-    Opened(Verdict, oneshot::Sender<Verdict>),
+    Opened(OpenVerdict, oneshot::Sender<OpenVerdict>),
 }
 
 impl StepAnswer {
@@ -147,9 +147,9 @@ impl Try {
         ask(steps, |answer| TryStep::LoggedIn(login, answer)).await??;
         let volume = session.open(&self.volume_name, self.claim).await?;
         match ask(steps, |answer| TryStep::Opened(Box::new(volume), answer)).await? {
-            Verdict::Go => {}
-            Verdict::Settle => settle(session, &volume, &self.account).await?,
-            Verdict::Changed(how) => {
+            OpenVerdict::Go => {}
+            OpenVerdict::Settle => settle(session, &volume, &self.account).await?,
+            OpenVerdict::Changed(how) => {
                 return Err(VolumeChanged { volume: self.volume_name.to_string(), how }.into());
             }
         }

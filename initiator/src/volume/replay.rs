@@ -21,7 +21,7 @@ use rblk_protocol::{BlockCount, Lba, QueueDepth, Status, Tag};
 
 use super::error::SessionError;
 use super::session::QueueWish;
-use crate::engine::durability::retain::{ReplayLog, What};
+use crate::engine::durability::retain::{RangeContent, ReplayLog};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
@@ -90,7 +90,7 @@ pub enum Outcome {
 /// Neighbouring blocks of one command.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    what: What,
+    what: RangeContent,
     lba: u64,
     blocks: u64,
 }
@@ -156,7 +156,7 @@ impl Outcome {
 impl Refusals {
     /// Records a command that was answered with that errno.
     fn add(&mut self, run: Run, errno: i32) {
-        if run.what == What::Discarded {
+        if run.what == RangeContent::Discarded {
             // A discard is a hint.
         } else if run.blocks > 1 && self.cuts < CUTS_MAX {
             self.cuts += 1;
@@ -235,7 +235,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let first = self.log.pieces().get(self.at)?;
         let (what, lba) = (first.what, first.lba.0 + self.sent);
         let room = match what {
-            What::Data => wide64(self.data_max) / bytes,
+            RangeContent::Data => wide64(self.data_max) / bytes,
             _ => RANGE_BYTES_MAX / bytes,
         }
         .max(1);
@@ -261,7 +261,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let Run { what, lba, blocks } = run;
         let size = self.log.block_size();
         let bytes = u64::from(size.bytes());
-        if what == What::Data {
+        if what == RangeContent::Data {
             let (mut at, end) = (lba, lba + blocks);
             for piece in self.log.pieces_from(Lba(lba)) {
                 if at >= end {
@@ -276,12 +276,12 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             }
         }
         let op = match what {
-            What::Data | What::Durable => IoOp::Write,
-            What::Discarded => IoOp::Discard,
-            What::Zeroed { .. } => IoOp::WriteZeroes,
+            RangeContent::Data | RangeContent::Durable => IoOp::Write,
+            RangeContent::Discarded => IoOp::Discard,
+            RangeContent::Zeroed { .. } => IoOp::WriteZeroes,
         };
         let mut io = Io::new(op, lba * bytes, BlockCount(blocks).bytes(size)?, size)?;
-        io.may_unmap = what == What::Zeroed { may_unmap: true };
+        io.may_unmap = what == RangeContent::Zeroed { may_unmap: true };
         Some(io)
     }
 

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use super::replay::{self, Outcome, Replayer};
 use super::session::{QueueWish, REPLAY_QUEUE, Session};
 use crate::engine::durability::Durability;
-use crate::engine::durability::retain::{ReplayLog, Retained, What};
+use crate::engine::durability::retain::{RangeContent, ReplayLog, Retained};
 use crate::engine::pulse::Pulse;
 use crate::queue::ToQueue;
 
@@ -235,7 +235,7 @@ async fn rewrite(
 ) -> anyhow::Result<Outcome> {
     if volume.flags.has(VolumeFlags::READ_ONLY) {
         // A discard is a hint.
-        let pieces = log.pieces().iter().filter(|piece| piece.what != What::Discarded);
+        let pieces = log.pieces().iter().filter(|piece| piece.what != RangeContent::Discarded);
         return Ok(match pieces.map(|piece| piece.count.0).sum() {
             0 => Outcome::Durable,
             blocks => Outcome::Refused { blocks, errno: Status::ReadOnly.errno(), flushed: false },
@@ -357,7 +357,7 @@ mod tests {
     fn retained(number: u64) -> Retained {
         Retained {
             number,
-            what: What::Data,
+            what: RangeContent::Data,
             lba: Lba(number),
             count: BlockCount(1),
             data: vec![7; 512],

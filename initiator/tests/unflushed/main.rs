@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rblk_config::OnLoss;
 use rblk_fabric::{PageKind, Region};
-use rblk_initiator::engine::durability::retain::{ReplayLog, RetainRing, Retained, What};
+use rblk_initiator::engine::durability::retain::{RangeContent, ReplayLog, RetainRing, Retained};
 use rblk_initiator::engine::durability::{Durability, Ledger};
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{Engine, QueueStats};
@@ -591,7 +591,7 @@ fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
     let mut random = Random(1);
     let entry = Retained {
         number: 0,
-        what: What::Data,
+        what: RangeContent::Data,
         lba: Lba(3),
         count: BlockCount(1),
         data: vec![1; 512],

@@ -26,7 +26,7 @@ const _: () = assert!(size_of::<Entry>() <= 48, "what docs/internals/memory.md s
 
 /// The state of a range after a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum RangeContent {
     /// The data of a write.
     Data,
     /// The data of a write that was durable when it was acknowledged.
@@ -58,7 +58,7 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    what: What,
+    what: RangeContent,
     lba: Lba,
     count: BlockCount,
     // Position of the data; positions only grow, and wrap around the ring.
@@ -103,7 +103,7 @@ impl RetainRing {
     #[must_use]
     pub fn new(data_bytes: usize, entries: usize) -> Self {
         let none = Entry {
-            what: What::Durable,
+            what: RangeContent::Durable,
             lba: Lba(0),
             count: BlockCount(0),
             at: 0,
@@ -155,8 +155,8 @@ impl RetainRing {
     ///
     /// # Errors
     /// [`NoRoom`]; never when the ring is empty and the data is within [`Self::capacity_bytes`].
-    pub(crate) fn reserve(&mut self, what: What, io: &Io) -> Result<EntryId, NoRoom> {
-        let len = if what == What::Data { io.data_bytes } else { 0 };
+    pub(crate) fn reserve(&mut self, what: RangeContent, io: &Io) -> Result<EntryId, NoRoom> {
+        let len = if what == RangeContent::Data { io.data_bytes } else { 0 };
         let free = wide64(self.data.len()) - (self.next_at - self.first_at);
         if self.next - self.first == wide64(self.entries.len()) || u64::from(len) > free {
             return Err(NoRoom);
@@ -247,12 +247,12 @@ impl RetainRing {
 
 /// The state of a command's range after its acknowledgement.
 #[must_use]
-pub(crate) fn what_of(io: &Io, durable: bool) -> What {
+pub(crate) fn what_of(io: &Io, durable: bool) -> RangeContent {
     match io.op {
-        IoOp::Discard => What::Discarded,
-        IoOp::WriteZeroes => What::Zeroed { may_unmap: io.may_unmap },
-        _ if durable => What::Durable,
-        _ => What::Data,
+        IoOp::Discard => RangeContent::Discarded,
+        IoOp::WriteZeroes => RangeContent::Zeroed { may_unmap: io.may_unmap },
+        _ if durable => RangeContent::Durable,
+        _ => RangeContent::Data,
     }
 }
 
@@ -262,20 +262,20 @@ pub struct Retained {
     /// The number of its acknowledgement over all queues.
     pub number: u64,
     /// The state of the range.
-    pub what: What,
+    pub what: RangeContent,
     /// First block.
     pub lba: Lba,
     /// Blocks.
     pub count: BlockCount,
-    /// The data, for [`What::Data`].
+    /// The data, for [`RangeContent::Data`].
     pub data: Vec<u8>,
 }
 
 /// A part of a [`ReplayLog`]; no two overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// The state to restore. Never [`What::Durable`].
-    pub what: What,
+    /// The state to restore. Never [`RangeContent::Durable`].
+    pub what: RangeContent,
     /// First block.
     pub lba: Lba,
     /// Blocks, at least 1.
@@ -329,7 +329,7 @@ impl ReplayLog {
         let shift = block_size.shift();
         let pieces = newest
             .into_iter()
-            .filter(|(_, (_, at))| entries[*at].what != What::Durable)
+            .filter(|(_, (_, at))| entries[*at].what != RangeContent::Durable)
             .map(|(start, (end, at))| {
                 let skipped = wide(start - entries[at].lba.0);
                 Piece {
@@ -337,7 +337,11 @@ impl ReplayLog {
                     lba: Lba(start),
                     count: BlockCount(end - start),
                     entry: at,
-                    offset: if entries[at].what == What::Data { skipped << shift } else { 0 },
+                    offset: if entries[at].what == RangeContent::Data {
+                        skipped << shift
+                    } else {
+                        0
+                    },
                 }
             })
             .collect();
@@ -360,7 +364,7 @@ impl ReplayLog {
     /// Acknowledged writes in the log, whether or not they left a piece.
     #[must_use]
     pub fn writes(&self) -> u64 {
-        wide64(self.entries.iter().filter(|entry| entry.what != What::Durable).count())
+        wide64(self.entries.iter().filter(|entry| entry.what != RangeContent::Durable).count())
     }
 
     /// The pieces, by address.
@@ -381,10 +385,10 @@ impl ReplayLog {
         self.block_size
     }
 
-    /// The data of a piece; empty unless the piece is [`What::Data`].
+    /// The data of a piece; empty unless the piece is [`RangeContent::Data`].
     #[must_use]
     pub(crate) fn data(&self, piece: &Piece) -> &[u8] {
-        if piece.what != What::Data {
+        if piece.what != RangeContent::Data {
             return &[];
         }
         let data = self.entries.get(piece.entry).map_or(&[][..], |entry| &entry.data);
@@ -413,15 +417,15 @@ mod tests {
     #[test]
     fn entries_leave_in_order_and_only_when_durable() {
         let mut ring = RetainRing::new(1024, 8);
-        let a = ring.reserve(What::Data, &write(0, 1)).unwrap();
+        let a = ring.reserve(RangeContent::Data, &write(0, 1)).unwrap();
         assert!(!ring.is_crowded());
-        let b = ring.reserve(What::Data, &write(1, 1)).unwrap();
+        let b = ring.reserve(RangeContent::Data, &write(1, 1)).unwrap();
         assert!(ring.is_crowded());
-        assert_eq!(ring.reserve(What::Data, &write(2, 1)), Err(NoRoom));
+        assert_eq!(ring.reserve(RangeContent::Data, &write(2, 1)), Err(NoRoom));
         commit(&mut ring, b, 0, 2);
         ring.release(1);
         assert_eq!(
-            ring.reserve(What::Data, &write(2, 1)),
+            ring.reserve(RangeContent::Data, &write(2, 1)),
             Err(NoRoom),
             "the older one is unanswered"
         );
@@ -431,13 +435,13 @@ mod tests {
         assert_eq!(ring.unflushed(1).len(), 1, "flushed is what was acknowledged before");
         assert_eq!(ring.unflushed(1)[0].data, [1; 512]);
         ring.release(2);
-        let c = ring.reserve(What::Data, &write(3, 2)).unwrap();
+        let c = ring.reserve(RangeContent::Data, &write(3, 2)).unwrap();
         ring.cancel(c);
         ring.release(0);
-        ring.reserve(What::Data, &write(3, 2)).unwrap();
+        ring.reserve(RangeContent::Data, &write(3, 2)).unwrap();
         // A stale name has no effect.
         ring.cancel(a);
-        assert_eq!(ring.reserve(What::Data, &write(3, 1)), Err(NoRoom));
+        assert_eq!(ring.reserve(RangeContent::Data, &write(3, 1)), Err(NoRoom));
     }
 
     #[test]
@@ -447,12 +451,12 @@ mod tests {
         for _ in 0..2 {
             ring.reserve(what_of(&discard, false), &discard).unwrap();
         }
-        assert_eq!(ring.reserve(What::Discarded, &discard), Err(NoRoom));
-        assert!(RetainRing::new(512, 2).reserve(What::Data, &write(0, 2)).is_err());
+        assert_eq!(ring.reserve(RangeContent::Discarded, &discard), Err(NoRoom));
+        assert!(RetainRing::new(512, 2).reserve(RangeContent::Data, &write(0, 2)).is_err());
     }
 
-    fn retained(number: u64, what: What, block: u64, blocks: u64) -> Retained {
-        let data = if what == What::Data {
+    fn retained(number: u64, what: RangeContent, block: u64, blocks: u64) -> Retained {
+        let data = if what == RangeContent::Data {
             (0..blocks).flat_map(|b| [(number * 16 + b).to_le_bytes(); 64].concat()).collect()
         } else {
             Vec::new()
@@ -464,10 +468,10 @@ mod tests {
     fn the_newest_wins() {
         let log = ReplayLog::merge(
             vec![
-                retained(3, What::Durable, 4, 1),
-                retained(1, What::Data, 0, 8),
-                retained(2, What::Zeroed { may_unmap: true }, 2, 1),
-                retained(9, What::Data, 100, 0),
+                retained(3, RangeContent::Durable, 4, 1),
+                retained(1, RangeContent::Data, 0, 8),
+                retained(2, RangeContent::Zeroed { may_unmap: true }, 2, 1),
+                retained(9, RangeContent::Data, 100, 0),
             ],
             size(),
         );
@@ -476,22 +480,22 @@ mod tests {
         assert_eq!(
             seen,
             [
-                (What::Data, 0, 2, 1024),
-                (What::Zeroed { may_unmap: true }, 2, 1, 0),
-                (What::Data, 3, 1, 512),
-                (What::Data, 5, 3, 1536),
+                (RangeContent::Data, 0, 2, 1024),
+                (RangeContent::Zeroed { may_unmap: true }, 2, 1, 0),
+                (RangeContent::Data, 3, 1, 512),
+                (RangeContent::Data, 5, 3, 1536),
             ]
         );
         assert_eq!(log.data(&log.pieces()[2])[..8], (16 + 3u64).to_le_bytes());
         assert_eq!(log.writes(), 3);
     }
 
-    fn what() -> impl Strategy<Value = What> {
+    fn what() -> impl Strategy<Value = RangeContent> {
         prop_oneof![
-            4 => Just(What::Data),
-            1 => Just(What::Durable),
-            1 => Just(What::Discarded),
-            1 => Just(What::Zeroed { may_unmap: false }),
+            4 => Just(RangeContent::Data),
+            1 => Just(RangeContent::Durable),
+            1 => Just(RangeContent::Discarded),
+            1 => Just(RangeContent::Zeroed { may_unmap: false }),
         ]
     }
 
@@ -512,7 +516,7 @@ mod tests {
             for entry in &entries {
                 for block in 0..entry.count.0 {
                     let at = usize::try_from(entry.lba.0 + block).unwrap();
-                    model[at] = (entry.what != What::Durable).then_some((entry.what, entry.number, block));
+                    model[at] = (entry.what != RangeContent::Durable).then_some((entry.what, entry.number, block));
                 }
             }
             if !entries.is_empty() {
@@ -541,7 +545,7 @@ mod tests {
             }
             for (at, expected) in model.iter().enumerate() {
                 let expected = expected.map(|(what, number, block)| {
-                    (what, (what == What::Data).then_some(number * 16 + block))
+                    (what, (what == RangeContent::Data).then_some(number * 16 + block))
                 });
                 prop_assert_eq!(seen[at], expected, "block {}", at);
             }
@@ -564,7 +568,7 @@ mod tests {
                     0 => {
                         let used: u64 = model.iter().map(|m| m.blocks).sum();
                         let fits = model.len() < entries && used + blocks <= data_blocks as u64;
-                        let got = ring.reserve(What::Data, &write(0, blocks));
+                        let got = ring.reserve(RangeContent::Data, &write(0, blocks));
                         prop_assert_eq!(got.is_ok(), fits);
                         if let Ok(id) = got {
                             model.push(Model { id, blocks, number: None, gone: false, byte: 0 });

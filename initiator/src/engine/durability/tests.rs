@@ -298,7 +298,7 @@ fn a_write_longer_than_the_ring_is_durable_at_once() {
     assert_eq!(send(&mut a, 0, &long), Plan::Send { fua: true });
     answer(&mut a, 0, &long, true);
     let kept = a.unflushed().unwrap();
-    assert_eq!(kept[0].what, retain::What::Durable);
+    assert_eq!(kept[0].what, retain::RangeContent::Durable);
     assert!(kept[0].data.is_empty());
 }
 

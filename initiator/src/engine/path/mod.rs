@@ -149,14 +149,14 @@ impl MemoryIndex {
 
 /// The place of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct DataPlace {
     /// The memory.
     pub memory: MemoryIndex,
     /// The offset of the first byte.
     pub offset: usize,
 }
 
-impl Place {
+impl DataPlace {
     /// A place in the queue's own buffers.
     #[must_use]
     pub fn own(offset: usize) -> Self {

@@ -21,7 +21,7 @@ use super::gathering::Gathering;
 use crate::engine::QueueStats;
 use crate::engine::inflight::WrongState;
 use crate::engine::io::{Io, IoOp};
-use crate::engine::path::{MemoryIndex, Place};
+use crate::engine::path::{DataPlace, MemoryIndex};
 use crate::front::ublk::{BlockOp, BlockRequest, DataAt, Event, Queue, Wait};
 use crate::queue::{MAIL, TargetParts, TargetSide, ToQueue};
 
@@ -140,7 +140,7 @@ impl QueueThread {
             DataAt::Shared { index, offset } => {
                 self.side.stats().shared_memory_bytes.add(io.data_bytes.into());
                 let memory = MemoryIndex::shared(index).ok_or(WrongState(tag.0))?;
-                Place { memory, offset: wide(offset) }
+                DataPlace { memory, offset: wide(offset) }
             }
         };
         self.side.engine_mut().submit_at(tag, io, place)

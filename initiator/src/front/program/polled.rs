@@ -15,8 +15,8 @@ use super::pending_requests::Pending;
 use super::{Buffer, Completion};
 use crate::engine::inflight::WrongState;
 use crate::engine::io::Io;
-use crate::engine::path::Place;
-use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch};
+use crate::engine::path::DataPlace;
+use crate::queue::{DescriptorWatch, Epoll, MAIL, TargetParts, TargetSide};
 
 /// A queue that a program drives.
 pub(super) struct Polled {
@@ -75,7 +75,7 @@ impl Polled {
         self.pending.put(token, buffer);
         let engine = self.side.engine_mut();
         engine.begin_turn(now);
-        engine.submit_at(tag, io, Place::own(offset))
+        engine.submit_at(tag, io, DataPlace::own(offset))
     }
 
     /// One turn. Completions are kept for [`Self::take`].

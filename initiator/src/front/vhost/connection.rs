@@ -38,7 +38,7 @@ pub(super) struct Connection {
 
 /// A message.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct FrontEndMessage {
     pub(super) header: MessageHeader,
     pub(super) request: FrontEndRequest,
     pub(super) files: Vec<File>,
@@ -54,10 +54,10 @@ impl Connection {
     ///
     /// # Errors
     /// The connection broke, the front end broke a rule, or the message is late.
-    pub(super) fn receive(&mut self) -> io::Result<Option<Message>> {
+    pub(super) fn receive(&mut self) -> io::Result<Option<FrontEndMessage>> {
         let mut files = Vec::new();
         match self.receive_with(&mut files) {
-            Ok(Some((header, request))) => Ok(Some(Message { header, request, files })),
+            Ok(Some((header, request))) => Ok(Some(FrontEndMessage { header, request, files })),
             other => {
                 self.put_away(files);
                 other.map(|_| None)

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{Connection, Message, broken, must_be_unix_socket};
+use super::connection::{Connection, FrontEndMessage, broken, must_be_unix_socket};
 use super::event::{Event, Kick, must_be_eventfd};
 use super::guest_device::GuestDevice;
 use super::guest_disk::{GuestDisk, PROTOCOL_FEATURES};
@@ -91,7 +91,8 @@ impl<'d> FrontEnd<'d> {
     /// # Errors
     /// The front end broke a rule, or the device broke: this end hangs up.
     pub(super) fn take_message(&mut self) -> io::Result<bool> {
-        let Some(Message { header, request, mut files }) = self.connection.receive()? else {
+        let Some(FrontEndMessage { header, request, mut files }) = self.connection.receive()?
+        else {
             return Ok(false);
         };
         tracing::trace!(?request, files = files.len(), "vhost-user");

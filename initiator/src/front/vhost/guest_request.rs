@@ -19,7 +19,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::guest_memory::GuestMemory;
 use crate::engine::io::IoOp;
-use crate::engine::path::Place;
+use crate::engine::path::DataPlace;
 
 /// Bytes of the head of a request: type, priority, sector.
 const HEAD: u64 = 16;
@@ -98,7 +98,7 @@ pub(super) struct Step {
     pub(super) at: u64,
     /// The place of the data in the guest's memory; `None`: the data is in a buffer, or there is
     /// none.
-    pub(super) guest: Option<(u64, Place)>,
+    pub(super) guest: Option<(u64, DataPlace)>,
     /// Zeros may be holes.
     pub(super) may_unmap: bool,
 }

@@ -1,4 +1,4 @@
-//! [`Ring`]: a ring of a guest: its available and used requests, and the events both ways.
+//! [`GuestRing`]: a ring of a guest: its available and used requests, and the events both ways.
 //!
 //! The ring is in the guest's memory. It is read and written through rust-vmm's virtio-queue, which
 //! checks every index and address.

@@ -27,7 +27,7 @@ use super::guest_request::ID_BYTES;
 use super::guest_ring::{GuestRing, RingParts};
 use super::ring_orders::{Given, Order};
 use super::under_way::UnderWay;
-use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch, WatchToken};
+use crate::queue::{DescriptorWatch, Epoll, MAIL, TargetParts, TargetSide, WatchToken};
 
 /// How often a thread polls sources that cannot wake it.
 const LOOK: Duration = Duration::from_millis(1);

@@ -19,7 +19,7 @@ use vm_memory::GuestMemoryMmap;
 use super::guest_memory::GuestMemory;
 use super::guest_request::{DiskLimits, GuestRequest, ID_BYTES, NoStatus, Op, Step};
 use crate::engine::io::{Io, IoOp};
-use crate::engine::path::Place;
+use crate::engine::path::DataPlace;
 use crate::engine::{Engine, QueueStats};
 use crate::queue::{TargetParts, TargetSide};
 
@@ -206,7 +206,7 @@ impl UnderWay {
         io.may_unmap = step.may_unmap;
         let Some(tag) = self.free_tags.pop() else { return false };
         let own = tag.index() * self.stride;
-        let place = step.guest.map_or(Place::own(own), |(_, place)| place);
+        let place = step.guest.map_or(DataPlace::own(own), |(_, place)| place);
         if op == Op::Write && step.guest.is_none() {
             let buffer = (&*self.buffers, own);
             if !of_slot.request.copy(memory, (step.at, step.len), buffer) {
@@ -227,7 +227,7 @@ impl UnderWay {
     fn send_flush(&mut self, is_own: bool, side: &mut TargetSide) -> Option<Tag> {
         let io = Io::new(IoOp::Flush, 0, 0, self.block_size)?;
         let tag = self.free_tags.pop()?;
-        let (engine, place) = (side.engine_mut(), Place::own(tag.index() * self.stride));
+        let (engine, place) = (side.engine_mut(), DataPlace::own(tag.index() * self.stride));
         let sent = match is_own {
             true => engine.submit_unasked_flush(tag, io, place),
             false => engine.submit_at(tag, io, place),

@@ -17,7 +17,7 @@ struct Scarce {
     watched: Vec<WatchToken>,
 }
 
-impl Watch for Scarce {
+impl DescriptorWatch for Scarce {
     fn watch(&mut self, _: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
         if self.refusals > 0 {
             self.refusals -= 1;

@@ -28,7 +28,7 @@ use self::alarm::Alarm;
 use super::error::SessionError;
 use crate::engine::pulse::DiskUse;
 pub use crate::engine::pulse::Pulse;
-use keep_alive::{Due, KeepAlive};
+use keep_alive::{KeepAlive, KeepAliveDue};
 use qp::AdminQp;
 pub use question::News;
 use question::Question;
@@ -354,9 +354,9 @@ impl AdminChannel {
         now: Instant,
     ) -> Result<Option<Instant>, SessionError> {
         match self.keep_alive.due(pulse, period, now) {
-            Due::Later(at) => Ok(Some(at)),
-            Due::Late => Err(SessionError::TimedOut { what: Opcode::KeepAlive }),
-            Due::Send => {
+            KeepAliveDue::Later(at) => Ok(Some(at)),
+            KeepAliveDue::Late => Err(SessionError::TimedOut { what: Opcode::KeepAlive }),
+            KeepAliveDue::Send => {
                 let mut command = self.command(Opcode::KeepAlive, KEEP_ALIVE_TAG);
                 self.keep_alive.sent(self.sequence, now);
                 self.qp.send(&mut command, &[])?;

@@ -77,7 +77,7 @@ pub enum State {
 /// An act that the caller carries out now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Connect, log in, open, settle on [`Verdict::Settle`], connect the queues. Call
+    /// Connect, log in, open, settle on [`OpenVerdict::Settle`], connect the queues. Call
     /// `Course::logged_in`, `Course::opened` or `Course::fenced`, and at last `Course::arrived` or
     /// `Course::failed`. There is one try at a time.
     Try(Attempt),
@@ -140,7 +140,7 @@ pub enum Failure {
 
 /// The reply to an OPEN, judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum OpenVerdict {
     /// Connect the queues.
     Go,
     /// First settle the acknowledged writes: the verifier changed.

@@ -36,7 +36,7 @@ use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags}
 use failback::{Failback, Probed};
 use rounds::Rounds;
 
-pub use decision::{Act, Attempt, Facts, Failure, Loss, Rules, State, Verdict};
+pub use decision::{Act, Attempt, Facts, Failure, Loss, OpenVerdict, Rules, State};
 pub(crate) use decision::{Arrival, Leaving, OtherTarget};
 
 /// A session that lived at least so long is followed by a new round at once.
@@ -370,8 +370,8 @@ impl Course {
     }
 
     /// The try has opened the volume. Returns the next step.
-    pub fn opened(&mut self, volume: &OpenReply) -> Verdict {
-        let Some(under_way) = &mut self.under_way else { return Verdict::Go };
+    pub fn opened(&mut self, volume: &OpenReply) -> OpenVerdict {
+        let Some(under_way) = &mut self.under_way else { return OpenVerdict::Go };
         let known = self.facts.volume;
         let is_same = volume.block_size == known.block_size && volume.uuid == known.uuid;
         let another_run =
@@ -385,12 +385,12 @@ impl Course {
         };
         if let Some(how) = how {
             self.end(State::Changed);
-            return Verdict::Changed(how);
+            return OpenVerdict::Changed(how);
         }
         // The target records the generation even if the try fails later.
         self.facts.volume.generation = volume.generation;
         under_way.opened = Some(*volume);
-        if volume.verifier == known.verifier { Verdict::Go } else { Verdict::Settle }
+        if volume.verifier == known.verifier { OpenVerdict::Go } else { OpenVerdict::Settle }
     }
 
     /// Takes an entry about the open volume from the target. Returns whether it is the same volume.

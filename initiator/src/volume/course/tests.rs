@@ -115,7 +115,7 @@ impl Way {
     fn arrive(&mut self, attempt: Attempt) -> Arrival {
         let (session, epoch) = attempt.resume.unwrap_or((SessionId([2; 16]), Epoch(1)));
         self.course.logged_in(&login(session, epoch)).unwrap();
-        assert_eq!(self.course.opened(&volume()), Verdict::Go);
+        assert_eq!(self.course.opened(&volume()), OpenVerdict::Go);
         self.course.arrived(self.now).expect("an arrival")
     }
 }
@@ -288,22 +288,22 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
     let memory = |flags| OpenReply { flags, ..volume() };
     let ephemeral = VolumeFlags::default().with(VolumeFlags::EPHEMERAL, true);
     for (reply, instance, verdict) in [
-        (volume(), 1, Verdict::Go),
-        (volume(), 2, Verdict::Go),
-        (memory(ephemeral), 1, Verdict::Go),
-        (memory(ephemeral), 2, Verdict::Changed("was in the memory of a target that ended")),
-        (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, Verdict::Settle),
-        (OpenReply { blocks: BlockCount(1023), ..volume() }, 1, Verdict::Go),
-        (OpenReply { blocks: BlockCount(4096), ..volume() }, 2, Verdict::Go),
+        (volume(), 1, OpenVerdict::Go),
+        (volume(), 2, OpenVerdict::Go),
+        (memory(ephemeral), 1, OpenVerdict::Go),
+        (memory(ephemeral), 2, OpenVerdict::Changed("was in the memory of a target that ended")),
+        (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, OpenVerdict::Settle),
+        (OpenReply { blocks: BlockCount(1023), ..volume() }, 1, OpenVerdict::Go),
+        (OpenReply { blocks: BlockCount(4096), ..volume() }, 2, OpenVerdict::Go),
         (
             OpenReply { uuid: [8; 16], ..volume() },
             1,
-            Verdict::Changed("came back as another volume or block size"),
+            OpenVerdict::Changed("came back as another volume or block size"),
         ),
         (
             OpenReply { block_size: BlockSize::new(512).unwrap(), ..volume() },
             1,
-            Verdict::Changed("came back as another volume or block size"),
+            OpenVerdict::Changed("came back as another volume or block size"),
         ),
     ] {
         let mut way = Way::lost(rules(1));
@@ -312,14 +312,14 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
         way.course.logged_in(&login).unwrap();
         assert_eq!(way.course.opened(&reply), verdict);
         match verdict {
-            Verdict::Changed(_) => {
+            OpenVerdict::Changed(_) => {
                 assert_eq!(way.course.state(), State::Changed);
                 assert_eq!((way.due(), way.course.deadline()), (None, None));
             }
             _ => {
                 assert_eq!(way.course.facts().volume, volume(), "not before the end");
                 let arrival = way.course.arrived(way.now).unwrap();
-                assert_eq!(arrival.verifier_changed, verdict == Verdict::Settle);
+                assert_eq!(arrival.verifier_changed, verdict == OpenVerdict::Settle);
                 assert_eq!(way.course.facts().volume, reply);
                 assert_eq!(way.course.facts().instance, login.instance);
             }
@@ -357,7 +357,7 @@ fn a_volume_may_grow_and_become_read_only_but_its_writes_stay_to_be_flushed() {
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     let opened = OpenReply { flags: is(true, false), blocks: BlockCount(9), ..volume() };
-    assert_eq!(way.course.opened(&opened), Verdict::Go);
+    assert_eq!(way.course.opened(&opened), OpenVerdict::Go);
     way.course.arrived(way.now).unwrap();
     assert_eq!(way.course.facts().volume, OpenReply { flags: is(true, true), ..opened });
 }
@@ -379,7 +379,7 @@ fn requests_fail_while_the_volume_is_removed_and_go_on_when_it_is_back() {
     let attempt = way.attempt();
     assert_eq!(attempt.generation, volume().generation);
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
-    assert_eq!(way.course.opened(&volume()), Verdict::Go);
+    assert_eq!(way.course.opened(&volume()), OpenVerdict::Go);
     assert!(way.course.arrived(way.now).unwrap().was_failing);
 }
 
@@ -556,7 +556,7 @@ fn a_better_address_is_looked_for_at_once_after_a_start_of_the_target() {
         let (session, epoch) = (SessionId([2; 16]), Epoch(1));
         let login = LoginReply { instance: InstanceId(instance), ..login(session, epoch) };
         way.course.logged_in(&login).unwrap();
-        assert_eq!(way.course.opened(&volume()), Verdict::Go);
+        assert_eq!(way.course.opened(&volume()), OpenVerdict::Go);
         way.course.arrived(way.now).expect("an arrival");
         assert_eq!((way.course.address(), way.due()), (1, None));
         way
@@ -688,7 +688,7 @@ proptest! {
                     };
                     let verdict = course.opened(&reply);
                     if trying.is_some() {
-                        prop_assert_eq!(matches!(verdict, Verdict::Changed(_)), changed);
+                        prop_assert_eq!(matches!(verdict, OpenVerdict::Changed(_)), changed);
                         if changed {
                             trying = None;
                             prop_assert_eq!(course.state(), State::Changed);

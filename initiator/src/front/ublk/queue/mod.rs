@@ -26,10 +26,10 @@ use io_uring::{cqueue, squeue, types};
 pub(crate) use self::ring::RingMode;
 
 use self::descriptors::Descriptors;
-use self::ring::{Ring, RingCounts};
-use self::tag_command::Answer;
+use self::ring::{RingCounts, UblkRing};
+use self::tag_command::TagCompletion;
 use self::tags::{TagRequest, Tags};
-use self::watches::Watches;
+use self::watches::DescriptorPolls;
 use rblk_protocol::width::wide;
 
 use super::abi;
@@ -112,13 +112,13 @@ pub struct QueueStats {
 /// The data side of a hardware queue. Lives and dies on the thread that made it.
 pub struct Queue {
     // Dropped first: with the ring go all commands of this queue, before the memory they name.
-    ring: Ring,
+    ring: UblkRing,
     descriptors: Descriptors,
     buffers: Buffers,
     // Bytes of each registered memory.
     shared: Arc<[u64]>,
     tags: Tags,
-    watches: Watches,
+    watches: DescriptorPolls,
     queue_id: u16,
     max_io_bytes: u32,
     stopping: bool,
@@ -164,12 +164,12 @@ impl Queue {
             });
         }
         Ok(Self {
-            ring: Ring::new(*depth, node.raw_fd())?,
+            ring: UblkRing::new(*depth, node.raw_fd())?,
             descriptors: Descriptors::map(node, *queue_id, *depth)?,
             buffers,
             shared: Arc::default(),
             tags: Tags::new(*depth),
-            watches: Watches::new(),
+            watches: DescriptorPolls::new(),
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
             stopping: false,
@@ -342,13 +342,13 @@ impl Queue {
             u16::try_from(entry.user_data()).ok().filter(|tag| self.tags.is_with_kernel(*tag));
         // The tag is the kernel's. A completion without a matching fetch is dropped.
         let tag = tag?;
-        match Answer::from_result(entry.result()) {
-            Answer::Request => self.delivered(tag),
-            Answer::Abort => {
+        match TagCompletion::from_result(entry.result()) {
+            TagCompletion::Request => self.delivered(tag),
+            TagCompletion::Abort => {
                 self.tags.lose(tag);
                 self.stop()
             }
-            Answer::Refused(errno) => {
+            TagCompletion::Refused(errno) => {
                 self.tags.lose(tag);
                 Some(Event::TagLost(tag, errno))
             }

@@ -1,4 +1,4 @@
-//! [`Ring`]: the io_uring of a queue: its setup, its entries, and the system call of a turn.
+//! [`UblkRing`]: the io_uring of a queue: its setup, its entries, and the system call of a turn.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -20,7 +20,7 @@ pub(crate) enum RingMode {
 }
 
 /// The ring, with counters of its work.
-pub(super) struct Ring {
+pub(super) struct UblkRing {
     uring: IoUring,
     mode: RingMode,
     // A sleep may wait for several events.
@@ -37,7 +37,7 @@ pub(super) struct RingCounts {
     pub(super) commands: u64,
 }
 
-impl Ring {
+impl UblkRing {
     /// A ring for a queue of `depth` tags, with `file` as file 0 of its table.
     ///
     /// Completions run only in this thread's turns where the kernel can do that. The kernel sets a

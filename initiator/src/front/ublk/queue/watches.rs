@@ -1,4 +1,5 @@
-//! [`Watches`]: the descriptors besides the node that wake a queue's thread, as polls of its ring.
+//! [`DescriptorPolls`]: the descriptors besides the node that wake a queue's thread, as polls of its
+//! ring.
 //!
 //! A watch has a place from its `add` to the end of its poll, which may come after its removal. The
 //! generation distinguishes late completions of the earlier watch of that place.
@@ -27,7 +28,7 @@ enum WatchState {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Watch {
+struct WatchedDescriptor {
     state: WatchState,
     asleep: bool,
     fd: RawFd,
@@ -36,15 +37,15 @@ struct Watch {
 }
 
 #[derive(Debug)]
-pub(super) struct Watches {
-    places: [Watch; MAX_WATCHES as usize],
+pub(super) struct DescriptorPolls {
+    places: [WatchedDescriptor; MAX_WATCHES as usize],
     generation: u32,
 }
 
-impl Watches {
+impl DescriptorPolls {
     pub(super) fn new() -> Self {
         let (state, token) = (WatchState::Free, WatchToken(0));
-        let free = Watch { state, asleep: false, fd: -1, token, generation: 0 };
+        let free = WatchedDescriptor { state, asleep: false, fd: -1, token, generation: 0 };
         Self { places: [free; MAX_WATCHES as usize], generation: 0 }
     }
 
@@ -64,7 +65,7 @@ impl Watches {
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let state = if asleep { WatchState::Resting } else { WatchState::Armed };
-        self.places[place] = Watch { state, asleep, fd, token, generation };
+        self.places[place] = WatchedDescriptor { state, asleep, fd, token, generation };
         Ok((!asleep).then(|| self.arming(place)))
     }
 
@@ -127,7 +128,8 @@ impl Watches {
     }
 
     fn place_of(&self, token: WatchToken) -> Option<usize> {
-        let known = |w: &Watch| matches!(w.state, WatchState::Armed | WatchState::Resting);
+        let known =
+            |w: &WatchedDescriptor| matches!(w.state, WatchState::Armed | WatchState::Resting);
         self.places.iter().position(|w| known(w) && w.token == token)
     }
 
