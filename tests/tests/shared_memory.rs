@@ -12,7 +12,7 @@ use std::time::Instant;
 use rblk_config::DigestWish;
 use rblk_fabric::{ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::io::{Io, IoOp};
-use rblk_initiator::engine::path::{MemoryIndex, Path as QueuePath, DataPlace, QueueMemory};
+use rblk_initiator::engine::path::{DataPlace, MemoryIndex, Path as QueuePath, QueueMemory};
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};

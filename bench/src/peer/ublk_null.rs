@@ -24,7 +24,7 @@ use rblk_initiator::front::ublk::{
     Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Queue, QueueConfig,
     Recovery, Wait,
 };
-use rblk_initiator::queue::WatchToken;
+use rblk_initiator::queue::DescriptorToken;
 
 const START_DEADLINE: Duration = Duration::from_secs(15);
 /// Deadline of the threads, and of each step of the removal.
@@ -153,7 +153,7 @@ fn serve(config: QueueConfig, bell: &EventFd) -> Result<()> {
     let mut queue = Queue::new(&config, buffers)?;
     // The device's node goes when the last queue is gone.
     drop(config);
-    queue.watch(bell.as_raw_fd(), WatchToken(0))?;
+    queue.watch(bell.as_raw_fd(), DescriptorToken(0))?;
     queue.fetch_all();
     let mut leaving = false;
     while !leaving && !queue.is_down() {

@@ -45,7 +45,7 @@ use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 use rblk_runtime::{Micros, Moment};
 
-use self::durability::{Answered, Ledger, Plan};
+use self::durability::{Answered, Ledger, SendPlan};
 use self::inflight::{Inflight, WrongState};
 use self::io::{Io, IoOp};
 use self::path::{DataMemory, DataPlace, DeadPath, Path};
@@ -629,17 +629,17 @@ impl Engine {
         }
         let mut command = path.terms().volume_command(io.opcode(), tag);
         let data = match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
-            Some(Plan::Wait) => {
+            Some(SendPlan::Wait) => {
                 self.waiting.backlog = true;
                 return false;
             }
-            Some(Plan::FlushAhead) => {
+            Some(SendPlan::FlushAhead) => {
                 self.stats.flushes_ahead.add(1);
                 command.opcode = Opcode::Flush;
                 None
             }
             plan => {
-                if let Some(Plan::Send { fua }) = plan {
+                if let Some(SendPlan::Send { fua }) = plan {
                     io.fua = fua;
                 }
                 let place = self.places[tag.index()];

@@ -160,7 +160,7 @@ pub async fn run_guest(
     let Configured { config, keys_file } = configured;
     let mut signals = EndSignals::listen()?;
     let listed = match nix::unistd::geteuid().is_root() {
-        true => Some(Listed::new(name).await?),
+        true => Some(ListedMount::new(name).await?),
         // Only root may write to the run directory.
         false => None,
     };
@@ -218,7 +218,7 @@ async fn connect(
     name: &str,
     first: First<'_>,
     host: HostIdentity,
-    listed: Option<&Listed>,
+    listed: Option<&ListedMount>,
     signals: &mut EndSignals,
 ) -> anyhow::Result<(Volume, Vec<QueuePath>)> {
     let why = RefCell::new(None);
@@ -274,13 +274,13 @@ fn inherit_unknown(mount: &mut Mount) -> GuestLeft {
 
 /// The name and the control socket of the mount, by which other commands know it.
 #[derive(Debug)]
-struct Listed {
+struct ListedMount {
     // Dropped first, so that the socket is gone when the name is free.
     socket: MountSocket,
     _lock: MountLock,
 }
 
-impl Listed {
+impl ListedMount {
     async fn new(name: &str) -> anyhow::Result<Self> {
         let lock = recover::lock(name, false).await?;
         claim(&lock, |_| Purpose::Mount { same: false })?;

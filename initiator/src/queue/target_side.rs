@@ -18,9 +18,9 @@ use rblk_runtime::Moment;
 use rblk_runtime::mailbox::Receiver;
 use tokio::sync::mpsc;
 
-use super::WatchToken;
+use super::DescriptorToken;
 use super::paths::Paths;
-use super::publisher::Publisher;
+use super::publisher::CounterPublisher;
 use super::watch::DescriptorWatch;
 use super::{FromQueue, ToQueue};
 use crate::engine::durability::Ledger;
@@ -67,7 +67,7 @@ pub(crate) struct TargetSide {
     mail: Receiver<ToQueue>,
     engine: Engine,
     paths: Paths,
-    publisher: Publisher,
+    publisher: CounterPublisher,
     // Control waits for the report that every request is answered.
     tell_quiet: bool,
     // The queue leaves once every request is answered, or at this time.
@@ -95,7 +95,7 @@ impl TargetSide {
             mail,
             engine,
             paths: Paths::new(queue, outbox),
-            publisher: Publisher::new(stats),
+            publisher: CounterPublisher::new(stats),
             tell_quiet: false,
             leave_by: None,
             told_digests: None,
@@ -142,7 +142,7 @@ impl TargetSide {
     }
 
     /// Whether a watch is one of the present path's.
-    pub(crate) fn is_of_path(&self, token: WatchToken) -> bool {
+    pub(crate) fn is_of_path(&self, token: DescriptorToken) -> bool {
         self.paths.is_of_path(token)
     }
 

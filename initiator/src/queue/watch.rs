@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 /// The caller's name for a watched descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct WatchToken(pub u32);
+pub struct DescriptorToken(pub u32);
 
 /// A sleeper that descriptors wake.
 pub(crate) trait DescriptorWatch {
@@ -15,10 +15,10 @@ pub(crate) trait DescriptorWatch {
     ///
     /// # Errors
     /// The system's.
-    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()>;
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: DescriptorToken) -> io::Result<()>;
 
     /// Stops the descriptor of that token from waking the sleeper. Unknown tokens are ignored.
-    fn unwatch(&mut self, token: WatchToken);
+    fn unwatch(&mut self, token: DescriptorToken);
 
     /// Completes the removal: unwatched descriptors may be closed afterwards.
     ///

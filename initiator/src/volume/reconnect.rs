@@ -13,8 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::course::{OpenVerdict, OtherTarget};
 use super::error::SessionError;
-use super::session::{Claim, QueueWish, Session};
-use super::settle::{Account, settle};
+use super::session::{QueueWish, Session, VolumeClaim};
+use super::settle::{SettleParts, settle};
 use super::setup::KnownBy;
 use super::task::{self, Running};
 use crate::engine::PathEnd;
@@ -55,7 +55,7 @@ pub(super) struct Try {
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub(super) resume: Option<(SessionId, Epoch)>,
     pub(super) volume_name: Name,
-    pub(super) claim: Claim,
+    pub(super) claim: VolumeClaim,
     pub(super) wish: QueueWish,
     /// The memory of each queue that gets a path.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
@@ -64,7 +64,7 @@ pub(super) struct Try {
     /// Whether the paths are tested before the queues get them.
     pub(super) tests_paths: bool,
     /// The account of durable writes.
-    pub(super) account: Account,
+    pub(super) account: SettleParts,
 }
 
 /// A session with a path for every queue that has not left.

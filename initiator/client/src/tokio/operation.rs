@@ -7,14 +7,14 @@ use std::task::{Context, Poll};
 use super::buffer::Buffer;
 use super::failed::{Failed, Why};
 use super::requests::End;
-use super::shared::Shared;
+use super::shared::QueueTasks;
 use crate::{Completion, Request};
 
 /// A request, from before its first poll to its end. The future holds no borrow, and gives the
 /// request up when it is dropped.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct Operation {
-    shared: Rc<Shared>,
+    shared: Rc<QueueTasks>,
     at: At,
 }
 
@@ -26,7 +26,7 @@ enum At {
 
 impl Operation {
     /// The operation begins with its first poll.
-    pub(super) fn new(shared: &Rc<Shared>, request: Request) -> Self {
+    pub(super) fn new(shared: &Rc<QueueTasks>, request: Request) -> Self {
         Self { shared: Rc::clone(shared), at: At::Begin(request) }
     }
 

@@ -1,4 +1,4 @@
-//! [`Shared`]: the common state of the handle, its futures, its buffers and the driver of one
+//! [`QueueTasks`]: the common state of the handle, its futures, its buffers and the driver of one
 //! queue. All of them are in one thread.
 //!
 //! The program's code never runs while a part of this is borrowed: wakers are woken and dropped,
@@ -14,7 +14,7 @@ use super::waiters::{Ticket, Waiters};
 use crate::{Buffer, Completion, Counts, Queue, Request};
 
 /// The common state of one queue's tasks.
-pub(super) struct Shared {
+pub(super) struct QueueTasks {
     inner: RefCell<Inner>,
     depth: usize,
     driver: Cell<Option<Waker>>,
@@ -48,7 +48,7 @@ pub(super) enum BufferFound {
     Over(Over),
 }
 
-impl Shared {
+impl QueueTasks {
     pub(super) fn new(queue: Queue) -> Self {
         let depth = queue.depth();
         let inner = Inner {

@@ -28,7 +28,7 @@ use rblk_protocol::width::{const_u32, narrow};
 use rblk_protocol::{
     Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, Sequence, VolumeHandle,
 };
-use registering::{QueueData, Registering};
+use registering::{MemoryRegistration, QueueData};
 
 /// Limit of the pieces in a SEND with several commands that may have data: the capsules, and the
 /// data of each.
@@ -207,7 +207,7 @@ impl PathMemory {
     /// As of [`Self::register`].
     pub(crate) async fn finish(
         pd: &ProtectionDomain,
-        registering: Registering,
+        registering: MemoryRegistration,
         layout: PathLayout,
         lanes: usize,
     ) -> Result<Self, FabricError> {

@@ -20,7 +20,7 @@ use super::ublk::{Buffers, Queue, QueueConfig, Wait};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
-use crate::queue::{DescriptorWatch, FromQueue, QueueHandle, WatchToken, mail};
+use crate::queue::{DescriptorToken, DescriptorWatch, FromQueue, QueueHandle, mail};
 use crate::volume::begin::Front;
 
 /// The driver's queues test their paths themselves, and have room for digests in their buffers.
@@ -96,11 +96,11 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
 }
 
 impl DescriptorWatch for Queue {
-    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: DescriptorToken) -> io::Result<()> {
         self.watch_asleep(fd.as_raw_fd(), token).map_err(io::Error::other)
     }
 
-    fn unwatch(&mut self, token: WatchToken) {
+    fn unwatch(&mut self, token: DescriptorToken) {
         Self::unwatch(self, token);
     }
 

@@ -110,7 +110,7 @@ pub use device::{Device, QueueConfig};
 pub use error::UblkError;
 pub use flusher::{become_io_flusher, stay_in_memory};
 pub use params::{DeviceSpec, DiskParams, Recovery};
-pub use queue::{Event, Queue, QueueStats, Wait};
+pub use queue::{Event, Queue, UblkQueueStats, Wait};
 pub use token::DeviceToken;
 
 pub(crate) use feature::Features;

@@ -18,7 +18,7 @@ use super::message::{
     Broken, FrontEndRequest, MemoryPart, MessageHeader, RingEvent, RingPlaces, config_change,
     protocol,
 };
-use super::ring_orders::Order;
+use super::ring_orders::RingOrder;
 
 /// Time that a front end waits for answers of the target when it stops a ring.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -187,7 +187,7 @@ impl<'d> FrontEnd<'d> {
                 let call = file(event, files)?.map(Event::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
-                    return self.device.order(ring, Order::SetCall(call));
+                    return self.device.order(ring, RingOrder::SetCall(call));
                 }
                 state.call = call;
                 Ok(())
@@ -196,7 +196,7 @@ impl<'d> FrontEnd<'d> {
                 let error = file(event, files)?.map(Event::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
-                    return self.device.order(ring, Order::SetError(error));
+                    return self.device.order(ring, RingOrder::SetError(error));
                 }
                 state.error = error;
                 Ok(())
@@ -204,7 +204,7 @@ impl<'d> FrontEnd<'d> {
             FrontEndRequest::EnableRing { ring, enable } => {
                 let (ring, state) = self.ring(ring)?;
                 state.enabled = enable;
-                self.device.order(ring, Order::Enable(enable))
+                self.device.order(ring, RingOrder::Enable(enable))
             }
             FrontEndRequest::SetBackChannel => {
                 let no_file = || rule("a channel without a descriptor");
@@ -239,7 +239,8 @@ impl<'d> FrontEnd<'d> {
         }
         self.features = features;
         let flushed = GuestDisk::is_flushed(features);
-        (0..self.rings.len()).try_for_each(|ring| self.device.order(ring, Order::Flushed(flushed)))
+        (0..self.rings.len())
+            .try_for_each(|ring| self.device.order(ring, RingOrder::Flushed(flushed)))
     }
 
     fn set_memory(&mut self, table: &[MemoryPart], files: &[File]) -> io::Result<()> {
@@ -285,7 +286,7 @@ impl<'d> FrontEnd<'d> {
         self.has_served = true;
         self.device.start(event.ring, parts)?;
         self.rings[event.ring].runs = true;
-        self.device.order(event.ring, Order::Enable(enabled))
+        self.device.order(event.ring, RingOrder::Enable(enabled))
     }
 
     /// Stops a ring. Returns the index of its next request.

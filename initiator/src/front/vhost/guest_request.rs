@@ -63,7 +63,7 @@ struct Range {
 
 /// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Op {
+pub(super) enum GuestOp {
     Read,
     Write,
     #[default]
@@ -73,7 +73,7 @@ pub(super) enum Op {
     GetId,
 }
 
-impl Op {
+impl GuestOp {
     /// The target's operation. `None`, if the target has no part in it.
     pub(super) fn for_target(self) -> Option<IoOp> {
         match self {
@@ -120,7 +120,7 @@ pub(super) struct DiskLimits {
 #[derive(Debug, Default)]
 pub(super) struct GuestRequest {
     head: u16,
-    op: Op,
+    op: GuestOp,
     sector: u64,
     // Data for the device to read, and room for it to write.
     given: Vec<GuestPiece>,
@@ -206,19 +206,19 @@ impl GuestRequest {
         let (kind, _, sector) = fields(head);
         self.sector = sector;
         self.op = match kind {
-            VIRTIO_BLK_T_IN => Op::Read,
-            VIRTIO_BLK_T_OUT => Op::Write,
-            VIRTIO_BLK_T_FLUSH => Op::Flush,
-            VIRTIO_BLK_T_DISCARD => Op::Discard,
-            VIRTIO_BLK_T_WRITE_ZEROES => Op::WriteZeroes,
-            VIRTIO_BLK_T_GET_ID => Op::GetId,
+            VIRTIO_BLK_T_IN => GuestOp::Read,
+            VIRTIO_BLK_T_OUT => GuestOp::Write,
+            VIRTIO_BLK_T_FLUSH => GuestOp::Flush,
+            VIRTIO_BLK_T_DISCARD => GuestOp::Discard,
+            VIRTIO_BLK_T_WRITE_ZEROES => GuestOp::WriteZeroes,
+            VIRTIO_BLK_T_GET_ID => GuestOp::GetId,
             _ => return Err(UNSUPPORTED),
         };
         match self.op {
-            Op::Read | Op::Write => self.survey(memory, rules),
-            Op::Discard | Op::WriteZeroes => self.read_ranges(memory, rules),
-            Op::Flush => Ok(()),
-            Op::GetId => {
+            GuestOp::Read | GuestOp::Write => self.survey(memory, rules),
+            GuestOp::Discard | GuestOp::WriteZeroes => self.read_ranges(memory, rules),
+            GuestOp::Flush => Ok(()),
+            GuestOp::GetId => {
                 self.done = true;
                 let room = total(&self.wanted).is_some_and(|room| room >= ID_BYTES as u64);
                 if room { Ok(()) } else { Err(IO_ERROR) }
@@ -262,7 +262,7 @@ impl GuestRequest {
             let sector = u64::from(high) << 32 | u64::from(low);
             let [sectors, flags] = [tail, tail >> 32].map(|half| (half & 0xffff_ffff) as u32);
             let known = match self.op {
-                Op::WriteZeroes => VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+                GuestOp::WriteZeroes => VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
                 _ => 0,
             };
             if flags & !known != 0 {
@@ -282,13 +282,13 @@ impl GuestRequest {
     /// The pieces of the data.
     fn data(&self) -> &[GuestPiece] {
         match self.op {
-            Op::Write => &self.given,
+            GuestOp::Write => &self.given,
             _ => &self.wanted,
         }
     }
 
     /// The operation.
-    pub(super) fn op(&self) -> Op {
+    pub(super) fn op(&self) -> GuestOp {
         self.op
     }
 
@@ -313,9 +313,9 @@ impl GuestRequest {
             return None;
         }
         let step = match self.op {
-            Op::Read | Op::Write => self.next_of_data(memory, rules),
-            Op::Discard | Op::WriteZeroes => self.next_of_ranges(),
-            Op::Flush | Op::GetId => {
+            GuestOp::Read | GuestOp::Write => self.next_of_data(memory, rules),
+            GuestOp::Discard | GuestOp::WriteZeroes => self.next_of_ranges(),
+            GuestOp::Flush | GuestOp::GetId => {
                 self.done = true;
                 Some(Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false })
             }
@@ -383,7 +383,7 @@ impl GuestRequest {
                 // No run is longer than the buffer.
                 let Ok(bytes) = usize::try_from(run) else { return false };
                 match self.op {
-                    Op::Write => region.copy_to(offset, buffer, place, bytes),
+                    GuestOp::Write => region.copy_to(offset, buffer, place, bytes),
                     _ => buffer.copy_to(place, region, offset, bytes),
                 }
                 (place, within, left) = (place + bytes, within + run, left - run);
@@ -410,7 +410,7 @@ impl GuestRequest {
     pub(super) fn tell_status(&self, memory: &GuestMemory) -> (u16, u32) {
         // If the status cannot be written to the memory, the guest learns nothing.
         let _ = memory.view().write_obj(self.status, GuestAddress(self.status_at));
-        let reads = matches!(self.op, Op::Read | Op::GetId) && self.status == OK;
+        let reads = matches!(self.op, GuestOp::Read | GuestOp::GetId) && self.status == OK;
         let data = if reads { total(&self.wanted).unwrap_or(0) } else { 0 };
         (self.head, u32::try_from(data + 1).unwrap_or(u32::MAX))
     }

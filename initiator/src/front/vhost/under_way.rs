@@ -17,7 +17,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::GuestMemoryMmap;
 
 use super::guest_memory::GuestMemory;
-use super::guest_request::{DiskLimits, GuestRequest, ID_BYTES, NoStatus, Op, Step};
+use super::guest_request::{DiskLimits, GuestOp, GuestRequest, ID_BYTES, NoStatus, Step};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::DataPlace;
 use crate::engine::{Engine, QueueStats};
@@ -132,12 +132,13 @@ impl UnderWay {
             self.free_slots.push(slot);
             return Err(error);
         }
-        if of_slot.request.op() == Op::GetId && of_slot.request.status() == super::guest_request::OK
+        if of_slot.request.op() == GuestOp::GetId
+            && of_slot.request.status() == super::guest_request::OK
         {
             of_slot.request.tell_id(memory, &self.id);
         }
         of_slot.steps = 0;
-        let zeroes = matches!(of_slot.request.op(), Op::Discard | Op::WriteZeroes);
+        let zeroes = matches!(of_slot.request.op(), GuestOp::Discard | GuestOp::WriteZeroes);
         of_slot.owes_flush = self.durable && zeroes;
         self.begin_steps(slot, memory, side);
         Ok(())
@@ -202,12 +203,12 @@ impl UnderWay {
         else {
             return false;
         };
-        io.fua = self.durable && op == Op::Write;
+        io.fua = self.durable && op == GuestOp::Write;
         io.may_unmap = step.may_unmap;
         let Some(tag) = self.free_tags.pop() else { return false };
         let own = tag.index() * self.stride;
         let place = step.guest.map_or(DataPlace::own(own), |(_, place)| place);
-        if op == Op::Write && step.guest.is_none() {
+        if op == GuestOp::Write && step.guest.is_none() {
             let buffer = (&*self.buffers, own);
             if !of_slot.request.copy(memory, (step.at, step.len), buffer) {
                 self.free_tags.push(tag);
@@ -276,11 +277,11 @@ impl UnderWay {
         let op = of_slot.request.op();
         if result < 0 {
             of_slot.request.fail();
-        } else if matches!(op, Op::Read | Op::Write) {
+        } else if matches!(op, GuestOp::Read | GuestOp::Write) {
             let straight = step.guest.is_some();
             count(stats, step.len, straight);
             let buffer = (&*self.buffers, tag.index() * self.stride);
-            let brings = op == Op::Read && !straight;
+            let brings = op == GuestOp::Read && !straight;
             if brings && !of_slot.request.copy(memory, (step.at, step.len), buffer) {
                 of_slot.request.fail();
             }

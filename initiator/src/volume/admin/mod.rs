@@ -30,8 +30,8 @@ use crate::engine::pulse::DiskUse;
 pub use crate::engine::pulse::Pulse;
 use keep_alive::{KeepAlive, KeepAliveDue};
 use qp::AdminQp;
-pub use question::News;
 use question::Question;
+pub use question::TargetNews;
 
 /// Largest reply of one command.
 pub(crate) const REPLY_BYTES: usize = 4096;
@@ -282,9 +282,9 @@ impl AdminChannel {
     pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
         loop {
             match self.event_while(pulse, None, |_, _| pulse.period).await? {
-                News::Event(event) => return Ok(event),
+                TargetNews::Event(event) => return Ok(event),
                 // The caller asks again when it needs the volume.
-                News::Volume(_) | News::Gone => self.events.volumes_changed = true,
+                TargetNews::Volume(_) | TargetNews::Gone => self.events.volumes_changed = true,
             }
         }
     }
@@ -299,7 +299,7 @@ impl AdminChannel {
         pulse: Pulse,
         volume: VolumeHandle,
         ios: impl Fn() -> u64,
-    ) -> Result<News, SessionError> {
+    ) -> Result<TargetNews, SessionError> {
         self.event_while(pulse, Some(volume), |disk, now| disk.period(pulse, ios(), now)).await
     }
 
@@ -308,7 +308,7 @@ impl AdminChannel {
         pulse: Pulse,
         volume: Option<VolumeHandle>,
         period: impl Fn(&mut DiskUse, Instant) -> Duration,
-    ) -> Result<News, SessionError> {
+    ) -> Result<TargetNews, SessionError> {
         let mut armed = false;
         // The clock is read once after each sleep: the work between two sleeps takes negligible
         // time.
@@ -318,7 +318,7 @@ impl AdminChannel {
                 return self.heard(&response);
             }
             if let Some(event) = self.events.arrived.take() {
-                return Ok(News::Event(event));
+                return Ok(TargetNews::Event(event));
             }
             if let Some(volume) = volume {
                 self.ask_if_news(volume, now)?;

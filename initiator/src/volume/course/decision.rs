@@ -122,7 +122,7 @@ pub enum Leaving {
 
 /// The kind of a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Loss {
+pub enum LossKind {
     /// A connection died, or was silent.
     Path,
     /// The path is remade with fewer features.

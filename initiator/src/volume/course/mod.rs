@@ -36,7 +36,7 @@ use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags}
 use failback::{Failback, Probed};
 use rounds::Rounds;
 
-pub use decision::{Act, Attempt, Facts, Failure, Loss, OpenVerdict, Rules, State};
+pub use decision::{Act, Attempt, Facts, Failure, LossKind, OpenVerdict, Rules, State};
 pub(crate) use decision::{Arrival, Leaving, OtherTarget};
 
 /// A session that lived at least so long is followed by a new round at once.
@@ -230,7 +230,7 @@ impl Course {
             return None;
         }
         let leaving = switch.leaving;
-        self.leave(Loss::Path, now, random);
+        self.leave(LossKind::Path, now, random);
         Some(Act::Leave(leaving))
     }
 
@@ -265,13 +265,13 @@ impl Course {
     }
 
     /// The target is lost. For a connected mount only.
-    pub fn lose(&mut self, loss: Loss, now: Instant, random: u64) {
+    pub fn lose(&mut self, loss: LossKind, now: Instant, random: u64) {
         if self.state == State::Connected {
             self.leave(loss, now, random);
         }
     }
 
-    fn leave(&mut self, loss: Loss, now: Instant, random: u64) {
+    fn leave(&mut self, loss: LossKind, now: Instant, random: u64) {
         let lasted = now.saturating_duration_since(self.connected_at);
         let leaving = self.switch.take().map(|switch| switch.leaving);
         self.state = State::Lost;
@@ -289,7 +289,7 @@ impl Course {
                 self.stay_until = (self.rules.addresses > 1).then(|| now + UPGRADE_STAY);
                 at_once = true;
             }
-            (None, Loss::Renegotiate) => {
+            (None, LossKind::Renegotiate) => {
                 self.rounds.prefer(self.address);
                 at_once = true;
             }
@@ -299,7 +299,7 @@ impl Course {
                 // at another address.
                 at_once = self.rules.addresses > 1;
             }
-            (None, Loss::Path) => self.rounds.suspect_only(self.address),
+            (None, LossKind::Path) => self.rounds.suspect_only(self.address),
         }
         if lasted >= LASTING {
             self.rounds.restart();
@@ -407,7 +407,7 @@ impl Course {
     /// [`Self::missing`].
     pub fn removed(&mut self, now: Instant, random: u64) {
         if self.state == State::Connected {
-            self.leave(Loss::Path, now, random);
+            self.leave(LossKind::Path, now, random);
             self.state = State::Removed;
         }
     }

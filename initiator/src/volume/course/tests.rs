@@ -104,7 +104,7 @@ impl Way {
     }
 
     fn lose(&mut self) {
-        self.course.lose(Loss::Path, self.now, u64::MAX);
+        self.course.lose(LossKind::Path, self.now, u64::MAX);
     }
 
     fn fail(&mut self) {
@@ -230,7 +230,7 @@ fn a_session_that_does_not_last_is_a_failed_try() {
     assert_eq!(way.attempt().address, 0);
     // A remade path with fewer features is no failure: try at once, at this address.
     let mut way = Way::connected(rules(2));
-    way.course.lose(Loss::Renegotiate, way.now, 0);
+    way.course.lose(LossKind::Renegotiate, way.now, 0);
     assert_eq!(way.attempt().address, 0);
 }
 
@@ -658,7 +658,7 @@ proptest! {
                 Event::Wait(time) => now += ms(u64::from(time)),
                 Event::WaitDeadline => now = course.deadline().map_or(now, |at| at.max(now)),
                 Event::Lose(path) => {
-                    let loss = if path { Loss::Path } else { Loss::Renegotiate };
+                    let loss = if path { LossKind::Path } else { LossKind::Renegotiate };
                     course.lose(loss, now, random);
                 }
                 Event::Login { other, low } => {

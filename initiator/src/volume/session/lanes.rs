@@ -18,7 +18,7 @@ use rblk_protocol::{
 use super::crowded::Crowded;
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
-use crate::engine::path::registering::Registering;
+use crate::engine::path::registering::MemoryRegistration;
 use crate::engine::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
 use crate::volume::error::SessionError;
 
@@ -79,7 +79,7 @@ impl Lanes<'_> {
         queue: u16,
         wish: QueueWish,
         volume: VolumeHandle,
-        memory: Registering,
+        memory: MemoryRegistration,
     ) -> Result<Path, SessionError> {
         self.can_encrypt()?;
         let asked = self.hello(queue, wish);

@@ -50,7 +50,7 @@ pub struct HostIdentity {
 
 /// The way to open a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
+pub struct VolumeClaim {
     /// The access mode.
     pub mode: AccessMode,
     /// Fence the host that holds the volume.
@@ -60,7 +60,7 @@ pub struct Claim {
     pub generation: Generation,
 }
 
-impl From<AccessMode> for Claim {
+impl From<AccessMode> for VolumeClaim {
     /// A new mount that fences no host.
     fn from(mode: AccessMode) -> Self {
         Self { mode, take_over: false, generation: Generation::FRESH }
@@ -197,9 +197,9 @@ impl Session {
     pub async fn open(
         &mut self,
         volume: &Name,
-        claim: impl Into<Claim>,
+        claim: impl Into<VolumeClaim>,
     ) -> Result<OpenReply, SessionError> {
-        let Claim { mode, take_over, generation } = claim.into();
+        let VolumeClaim { mode, take_over, generation } = claim.into();
         let request = OpenRequest { name: *volume, mode, take_over, generation };
         let timeout = self.options.timeout.max(QUIESCE_TIMEOUT);
         let reply = self

@@ -37,7 +37,7 @@ use super::buffers::Buffers;
 use super::device::{CharNode, QueueConfig};
 use super::error::{Result, UblkError};
 use super::request::BlockRequest;
-use crate::queue::WatchToken;
+use crate::queue::DescriptorToken;
 
 /// Descriptors one queue can watch.
 pub(crate) const MAX_WATCHES: u8 = 8;
@@ -76,9 +76,9 @@ pub enum Event {
     /// A request; its tag and buffer are the caller's until [`Queue::complete`].
     Request(u16, BlockRequest),
     /// A watched descriptor became readable, or was hung up. Edge-like: read until it would block.
-    Watch(WatchToken),
+    Watch(DescriptorToken),
     /// A watched descriptor cannot be watched any more (errno); its place is free.
-    WatchEnded(WatchToken, i32),
+    WatchEnded(DescriptorToken, i32),
     /// Sent once: the disk is being stopped or parked. Answer the held requests; the queue is
     /// [down](Queue::is_down) after that and can be dropped.
     Stopping,
@@ -89,7 +89,7 @@ pub enum Event {
 
 /// Counters of a queue. Plain numbers: the owner copies them to where other threads can read them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct QueueStats {
+pub struct UblkQueueStats {
     /// System calls made.
     pub enters: u64,
     /// System calls that were allowed to sleep.
@@ -128,7 +128,7 @@ pub struct Queue {
     _one_thread: PhantomData<*mut ()>,
 }
 
-/// Counts of requests and watches. The fields are those of [`QueueStats`].
+/// Counts of requests and watches. The fields are those of [`UblkQueueStats`].
 #[derive(Clone, Copy, Default, Debug)]
 struct RequestCounts {
     fetched: u64,
@@ -200,10 +200,10 @@ impl Queue {
 
     /// Counters so far.
     #[must_use]
-    pub fn stats(&self) -> QueueStats {
+    pub fn stats(&self) -> UblkQueueStats {
         let RequestCounts { fetched, committed, rejected, watched } = self.counts;
         let RingCounts { enters, sleeps, retries, commands } = self.ring.counts();
-        QueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
+        UblkQueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
     }
 
     /// Whether the work is over: stopping, no request held, every completion submitted. Drop the
@@ -258,7 +258,7 @@ impl Queue {
     ///
     /// # Errors
     /// All places are taken, or the token is.
-    pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+    pub fn watch(&mut self, fd: RawFd, token: DescriptorToken) -> Result<()> {
         self.add_watch(fd, token, false)
     }
 
@@ -268,11 +268,11 @@ impl Queue {
     ///
     /// # Errors
     /// As [`Self::watch`].
-    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: DescriptorToken) -> Result<()> {
         self.add_watch(fd, token, true)
     }
 
-    fn add_watch(&mut self, fd: RawFd, token: WatchToken, asleep: bool) -> Result<()> {
+    fn add_watch(&mut self, fd: RawFd, token: DescriptorToken, asleep: bool) -> Result<()> {
         let armed = self
             .watches
             .add(fd, token, asleep)
@@ -284,7 +284,7 @@ impl Queue {
     }
 
     /// Removes a descriptor; its place is free after the next turn. Unknown tokens are ignored.
-    pub(crate) fn unwatch(&mut self, token: WatchToken) {
+    pub(crate) fn unwatch(&mut self, token: DescriptorToken) {
         if let Some(removal) = self.watches.remove(token) {
             self.push(&removal);
         }

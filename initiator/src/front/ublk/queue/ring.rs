@@ -28,7 +28,7 @@ pub(super) struct UblkRing {
     counts: RingCounts,
 }
 
-/// Counts of a ring. The fields are those of [`super::QueueStats`].
+/// Counts of a ring. The fields are those of [`super::UblkQueueStats`].
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct RingCounts {
     pub(super) enters: u64,

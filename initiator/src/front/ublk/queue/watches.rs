@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 use io_uring::{cqueue, opcode, squeue, types};
 
 use super::{Event, KIND_UNWATCH, KIND_WATCH, MAX_WATCHES};
-use crate::queue::WatchToken;
+use crate::queue::DescriptorToken;
 
 const POLL_READ: u32 = libc::POLLIN.cast_unsigned() as u32;
 const POLL_ENDED: i32 = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as i32;
@@ -32,7 +32,7 @@ struct WatchedDescriptor {
     state: WatchState,
     asleep: bool,
     fd: RawFd,
-    token: WatchToken,
+    token: DescriptorToken,
     generation: u32,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct DescriptorPolls {
 
 impl DescriptorPolls {
     pub(super) fn new() -> Self {
-        let (state, token) = (WatchState::Free, WatchToken(0));
+        let (state, token) = (WatchState::Free, DescriptorToken(0));
         let free = WatchedDescriptor { state, asleep: false, fd: -1, token, generation: 0 };
         Self { places: [free; MAX_WATCHES as usize], generation: 0 }
     }
@@ -53,7 +53,7 @@ impl DescriptorPolls {
     pub(super) fn add(
         &mut self,
         fd: RawFd,
-        token: WatchToken,
+        token: DescriptorToken,
         asleep: bool,
     ) -> Result<Option<squeue::Entry>, &'static str> {
         if self.place_of(token).is_some() {
@@ -77,7 +77,7 @@ impl DescriptorPolls {
     }
 
     /// Starts the removal of a watch, if it exists; the entry ends its poll.
-    pub(super) fn remove(&mut self, token: WatchToken) -> Option<squeue::Entry> {
+    pub(super) fn remove(&mut self, token: DescriptorToken) -> Option<squeue::Entry> {
         let place = self.place_of(token)?;
         if self.places[place].state == WatchState::Resting {
             self.places[place].state = WatchState::Free;
@@ -127,7 +127,7 @@ impl DescriptorPolls {
         (Some(Event::Watch(watch.token)), Some(self.arming(place)))
     }
 
-    fn place_of(&self, token: WatchToken) -> Option<usize> {
+    fn place_of(&self, token: DescriptorToken) -> Option<usize> {
         let known =
             |w: &WatchedDescriptor| matches!(w.state, WatchState::Armed | WatchState::Resting);
         self.places.iter().position(|w| known(w) && w.token == token)
