@@ -5,10 +5,10 @@ use std::sync::Mutex;
 
 use rblk_client::{OpenError, State, Volume};
 
+use crate::c_options::{self, rblk_options};
 use crate::call::{call, fill, put};
 use crate::failure::CallFailure;
 use crate::handle::{Handle, HandleContent, opened};
-use crate::options::{self, rblk_options};
 use crate::queue::{Driven, QueueHandle};
 
 /// A volume: `struct rblk_volume`.
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn rblk_open(
         // SAFETY: null, or a place for a handle, as the caller says.
         unsafe { put(volume, std::ptr::null_mut()) }?;
         // SAFETY: null or valid, as the caller says.
-        let options = unsafe { options::read(options) }?;
+        let options = unsafe { c_options::read(options) }?;
         let opened = options.open().map_err(|error| not_open(&error))?;
         // SAFETY: as above.
         unsafe { put(volume, Handle::open(opened)) }?;

@@ -13,8 +13,8 @@ use rblk_initiator::commands::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
     exit_of,
 };
-use rblk_initiator::daemon::journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::log_file::LogFile;
+use rblk_initiator::daemon::mount_journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::probe::Wanted;
 use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};

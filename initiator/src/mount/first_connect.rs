@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::serving::LAST_WORDS;
-use super::signals::EndSignals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use crate::engine::path::Path;
 use crate::volume::Volume;

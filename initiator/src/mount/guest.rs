@@ -17,6 +17,7 @@ use rblk_config::{ByteSize, DigestWish, MountConfig};
 use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::guest_end::GuestEnd;
 use super::lock::MountLock;
 use super::mounted::Mount;
@@ -24,7 +25,6 @@ use super::note::guest::{GuestNote, InheritedGuestState};
 use super::note::leftovers::{Purpose, claim};
 use super::note::neighbour;
 use super::serving::LAST_WORDS;
-use super::signals::EndSignals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::{OnReady, first_connect, recover};
 use crate::engine::path::Path as QueuePath;

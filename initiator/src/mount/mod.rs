@@ -27,6 +27,7 @@
 //! ```
 
 pub mod device;
+mod end_signals;
 mod first_connect;
 mod guest;
 mod guest_end;
@@ -37,7 +38,6 @@ pub mod prometheus;
 mod recover;
 pub mod run_dir;
 mod serving;
-mod signals;
 pub mod socket;
 mod start;
 mod unmount;
@@ -54,6 +54,7 @@ use crate::volume::begin::First;
 use crate::volume::configured::Configured;
 use crate::volume::session::HostIdentity;
 use crate::volume::status::MountStatus;
+use end_signals::EndSignals;
 pub use first_connect::ToldToEnd;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
@@ -63,7 +64,6 @@ use note::leftovers::{self, Claimed, Purpose};
 use note::neighbour;
 pub use recover::check;
 use serving::{DeviceHandOver, Serving};
-use signals::EndSignals;
 use socket::MountSocket;
 
 /// Called with the state of a mount once its device exists.

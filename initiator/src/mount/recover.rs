@@ -19,12 +19,12 @@ use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
 use super::note::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
 use super::serving::Serving;
-use super::signals::EndSignals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
 use super::{AlreadyMounted, NotMounted};

@@ -8,10 +8,10 @@ use rblk_operate::said_once;
 use tokio::sync::mpsc;
 
 use super::OnReady;
+use super::end_signals::EndSignals;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
-use super::signals::EndSignals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::unmount::{End, UnmountProgress};
 use crate::front::ublk::Device;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::mounted::Mount;
-use super::signals::EndSignals;
 use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 

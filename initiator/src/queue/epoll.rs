@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::DescriptorToken;
-use super::watch::DescriptorWatch;
+use super::descriptor_watch::DescriptorWatch;
 
 /// The mailbox, the two descriptors of a path, and the mailbox and the kick of a guest's ring.
 const EVENTS: usize = 5;

@@ -2,13 +2,13 @@
 //! data thread of a hardware queue is [`crate::front::disk`]. What it has in common with the queue
 //! of a program ([`crate::front::program`]) is [`target_side`].
 
+mod descriptor_watch;
 mod epoll;
 pub mod path_change;
-mod paths;
 mod publisher;
+mod queue_paths;
 mod target_side;
 pub mod undestroyed;
-mod watch;
 
 use std::io;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use std::time::Duration;
 use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
 use tokio::sync::oneshot;
 
+pub use self::descriptor_watch::DescriptorToken;
+pub(crate) use self::descriptor_watch::DescriptorWatch;
 pub(crate) use self::epoll::Epoll;
-pub(crate) use self::paths::MAIL;
+pub(crate) use self::queue_paths::MAIL;
 pub(crate) use self::target_side::{TargetParts, TargetSide};
 use self::undestroyed::UndestroyedPath;
-pub use self::watch::DescriptorToken;
-pub(crate) use self::watch::DescriptorWatch;
 use crate::engine::durability::retain::Retained;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{DigestFailure, PathEnd, QueueStats};

@@ -19,9 +19,9 @@ use rblk_runtime::mailbox::Receiver;
 use tokio::sync::mpsc;
 
 use super::DescriptorToken;
-use super::paths::Paths;
+use super::descriptor_watch::DescriptorWatch;
 use super::publisher::CounterPublisher;
-use super::watch::DescriptorWatch;
+use super::queue_paths::Paths;
 use super::{FromQueue, ToQueue};
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rblk_fabric::Region;
 
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
+use super::disk_params::{DeviceSpec, DiskParams};
 use super::error::{Result, UblkError};
-use super::params::{DeviceSpec, DiskParams};
 
 /// Time for device nodes to appear.
 const NODE_DEADLINE: Duration = Duration::from_secs(10);

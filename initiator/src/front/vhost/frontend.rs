@@ -8,17 +8,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{Connection, FrontEndMessage, broken, must_be_unix_socket};
 use super::event::{Event, Kick, must_be_eventfd};
+use super::front_end_socket::{Connection, FrontEndMessage, broken, must_be_unix_socket};
 use super::guest_device::GuestDevice;
 use super::guest_disk::{GuestDisk, PROTOCOL_FEATURES};
 use super::guest_memory::GuestMemory;
 use super::guest_ring::{RingParts, SIZE_MAX};
-use super::message::{
+use super::ring_orders::RingOrder;
+use super::vhost_user::{
     Broken, FrontEndRequest, MemoryPart, MessageHeader, RingEvent, RingPlaces, config_change,
     protocol,
 };
-use super::ring_orders::RingOrder;
 
 /// Time that a front end waits for answers of the target when it stops a ring.
 const PATIENCE: Duration = Duration::from_secs(5);

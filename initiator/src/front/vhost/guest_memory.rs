@@ -15,7 +15,7 @@ use rblk_fabric::Region;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use super::cut_memory::Marked;
-use super::message::MemoryPart;
+use super::vhost_user::MemoryPart;
 use crate::engine::path::{DataPlace, MemoryIndex};
 
 /// A file, identified independently of its descriptor.

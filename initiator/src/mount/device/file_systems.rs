@@ -14,8 +14,8 @@ use std::path::Path;
 
 use nix::unistd::syncfs;
 
+use super::block_device::BlockDevice;
 use super::holder::{DeviceMount, OWN_NUMBER, mounted, mountinfo, other_namespaces, stack};
-use super::part::BlockDevice;
 use crate::front::ublk::sync_file_system;
 
 /// Mount points in this mount namespace of the file systems on a disk, its partitions and stacked

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rblk_config::quoted::Quoted;
 
+use super::block_device::{BlockDevice, entries};
 use super::namespace::unescape;
 use super::openers::{is_direct_reader, is_writer, mappers, named, openers, processes};
-use super::part::{BlockDevice, entries};
 
 /// File systems that give their mounts a device number of their own. For these kinds alone, the
 /// kernel itself has opened the device that the mount names; another kind, such as FUSE, may name

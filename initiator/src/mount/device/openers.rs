@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use super::part::{BlockDevice, entries};
+use super::block_device::{BlockDevice, entries};
 
 /// Limit of the processes that are named.
 const PROCESSES_MAX: usize = 3;

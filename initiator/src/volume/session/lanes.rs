@@ -18,7 +18,7 @@ use rblk_protocol::{
 use super::crowded::Crowded;
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
-use crate::engine::path::registering::MemoryRegistration;
+use crate::engine::path::memory_registration::MemoryRegistration;
 use crate::engine::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
 use crate::volume::error::SessionError;
 

@@ -21,7 +21,7 @@ use rblk_protocol::{
 use super::crowded::Crowded;
 use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_in, text_of};
 use crate::engine::path::QueueMemory;
-use crate::engine::path::registering::Early;
+use crate::engine::path::memory_registration::Early;
 use crate::engine::pulse::Pulse;
 use crate::volume::admin::AdminChannel;
 use crate::volume::error::SessionError;

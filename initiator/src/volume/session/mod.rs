@@ -24,7 +24,7 @@ use rblk_protocol::{
 
 use super::admin::{AdminChannel, Reply};
 use super::error::SessionError;
-use crate::engine::path::registering::Early;
+use crate::engine::path::memory_registration::Early;
 use crate::engine::path::{Path, QueueMemory};
 use crate::engine::pulse::Pulse;
 pub use credentials::{Credentials, TargetKeysError};

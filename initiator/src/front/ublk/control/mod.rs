@@ -24,9 +24,9 @@ use self::command::{
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
+use super::disk_params::{DeviceSpec, DiskParams, PARAMS_LEN};
 use super::error::{Result, UblkError, kernel_release};
 use super::feature::Features;
-use super::params::{DeviceSpec, DiskParams, PARAMS_LEN};
 use super::token::DeviceToken;
 
 pub use self::info::{DeviceInfo, DeviceState};

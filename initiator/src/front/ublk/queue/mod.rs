@@ -11,9 +11,9 @@
 //! thread has one place to sleep in.
 
 mod descriptors;
-mod ring;
 mod tag_command;
 mod tags;
+mod ublk_ring;
 mod watches;
 
 use std::marker::PhantomData;
@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use io_uring::{cqueue, squeue, types};
 
-pub(crate) use self::ring::RingMode;
+pub(crate) use self::ublk_ring::RingMode;
 
 use self::descriptors::Descriptors;
-use self::ring::{RingCounts, UblkRing};
 use self::tag_command::TagCompletion;
 use self::tags::{TagRequest, Tags};
+use self::ublk_ring::{RingCounts, UblkRing};
 use self::watches::DescriptorPolls;
 use rblk_protocol::width::wide;
 

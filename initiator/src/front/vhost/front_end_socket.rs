@@ -19,9 +19,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, UnixAddr, getsockname, send};
 
 use super::guest_memory::is_memory;
-use super::message::{Broken, FrontEndRequest, HEADER_BYTES, MessageHeader, REGIONS_MAX};
+use super::put_away::put_away;
 use super::received::{Received, receive};
-use super::refused::put_away;
+use super::vhost_user::{Broken, FrontEndRequest, HEADER_BYTES, MessageHeader, REGIONS_MAX};
 
 /// Time limit of a message from its first byte to its last, in either direction.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 
 use super::DescriptorToken;
 use super::FromQueue;
+use super::descriptor_watch::DescriptorWatch;
 use super::path_change::PathChange;
-use super::watch::DescriptorWatch;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{Engine, PathEnd};
 

@@ -1,4 +1,5 @@
-//! [`MemoryRegistration`]: the memory of a queue during its registration with a domain, for a later path.
+//! [`MemoryRegistration`]: the memory of a queue during its registration with a domain, for a later
+//! path.
 //!
 //! Registration takes some 100 ms for each 256 MiB, and requests wait for it after a loss. So it
 //! begins before LOGIN is answered, on threads, and ends while the connections are made. The keys
