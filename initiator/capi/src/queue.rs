@@ -9,13 +9,13 @@ use rblk_client::{Buffer, Completion, Queue, Request};
 
 use crate::call::{call, fill};
 use crate::failure::CallFailure;
-use crate::handle::{Handle, HandleContent, opened};
+use crate::handle::{HandleContent, ProgramHandle, opened};
 
 /// A queue: `struct rblk_queue`.
-pub(crate) type QueueHandle = Handle<Driven>;
+pub(crate) type QueueHandle = ProgramHandle<Driven>;
 
 impl HandleContent for Driven {
-    fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
+    fn closed() -> &'static Mutex<Vec<&'static ProgramHandle<Self>>> {
         static CLOSED: Mutex<Vec<&QueueHandle>> = Mutex::new(Vec::new());
         &CLOSED
     }
@@ -228,7 +228,7 @@ pub(crate) unsafe fn with<T: From<i32>>(
 ) -> T {
     call(|| {
         // SAFETY: as the caller says.
-        let mut open = unsafe { Handle::enter(queue) }?;
+        let mut open = unsafe { ProgramHandle::enter(queue) }?;
         work(opened(&mut open)?)
     })
 }
@@ -241,7 +241,7 @@ pub(crate) unsafe fn with<T: From<i32>>(
 pub(crate) unsafe extern "C" fn rblk_queue_destroy(queue: *mut QueueHandle) -> c_int {
     call(|| {
         // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
-        drop(unsafe { Handle::close(queue) }?);
+        drop(unsafe { ProgramHandle::close(queue) }?);
         Ok(0)
     })
 }

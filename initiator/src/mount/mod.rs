@@ -16,12 +16,12 @@
 //! fail (`on_loss`).
 //!
 //! ```text
-//! run, recover -> waiting, begin       a Mount with its first session
-//!              |  recover              a Mount of a note, with a lost target
-//!              '> Serving -> Ending    the loop, and how it ends
-//! Guest                                a Mount with a socket in place of a device: a guest has its
-//!                                      queues
-//!                    '> Mount -> Volume -> Link -> Course (decides), Tries -> settle
+//! run, recover -> waiting, begin              a Mount with its first session
+//!              |  recover                     a Mount of a note, with a lost target
+//!              '> Serving -> UnmountProgress  the loop, and how it ends
+//! Guest                                       a Mount with a socket in place of a device: a guest
+//!                                             has its queues
+//!                    '> Mount -> Volume -> TargetLink -> Course (decides), Tries -> settle
 //!                             |         '> Queues
 //!                             '> NoteKeeper, Disk
 //! ```

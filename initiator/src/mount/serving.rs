@@ -13,7 +13,7 @@ use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::unmount::{End, UnmountProgress};
+use super::unmount::{MountEnd, UnmountProgress};
 use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 use crate::volume::task;
@@ -75,7 +75,7 @@ impl Serving {
             }
         };
         match end {
-            End::HandOver(program) => {
+            MountEnd::HandOver(program) => {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
                 // The answer is delivered while the queues leave. The command looks for the new
                 // program anyway.
@@ -83,7 +83,7 @@ impl Serving {
                 mount.leave(device, &mut from_queues).await;
                 Ok(Some(DeviceHandOver { lock, program }))
             }
-            End::Unmount { force } => {
+            MountEnd::Unmount { force } => {
                 let result = mount.unmount(&mut device, force, &mut from_queues).await;
                 let response = match &result {
                     Ok(()) => {
@@ -130,7 +130,7 @@ async fn next(
     asked: &mut mpsc::Receiver<Asked>,
     ending: &mut UnmountProgress,
     note_at: &mut Option<Instant>,
-) -> anyhow::Result<Option<End>> {
+) -> anyhow::Result<Option<MountEnd>> {
     let durability = Arc::clone(mount.volume().durability());
     let deadline = ending.deadline();
     let rates_due = mount.rates_due();

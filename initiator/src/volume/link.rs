@@ -1,4 +1,4 @@
-//! [`Link`]: a mount's connection to its target. Carries out the acts of its
+//! [`TargetLink`]: a mount's connection to its target. Carries out the acts of its
 //! [`Course`](super::course::Course), and reports events to it.
 
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use rblk_protocol::{
 
 use super::admin::TargetNews;
 use super::course::{
-    Act, Arrival, Attempt, Course, Facts, Failure, Leaving, LossKind, OpenVerdict, Rules, State,
+    Act, Arrival, Attempt, Course, CourseState, Facts, Failure, Leaving, LossKind, OpenVerdict,
+    Rules,
 };
 use super::error::SessionError;
 use super::history::{History, millis};
@@ -37,7 +38,7 @@ use crate::engine::pulse::Pulse;
 
 /// A mount's connection to its target.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct TargetLink {
     config: Arc<MountConfig>,
     setup: Setup,
     course: Course,
@@ -144,7 +145,7 @@ enum Happened {
     Deadline,
 }
 
-impl Link {
+impl TargetLink {
     /// The link of a mount that has lost its target. The first try is due at once.
     pub(crate) fn lost(
         config: &Arc<MountConfig>,
@@ -197,7 +198,7 @@ impl Link {
 
     /// The preferred address, if the mount uses another.
     fn fallback(&self) -> Option<Fallback> {
-        let is_worse = self.course.state() == State::Connected && self.course.address() > 0;
+        let is_worse = self.course.state() == CourseState::Connected && self.course.address() > 0;
         let preferred = self.setup.addresses.first().filter(|_| is_worse)?.to_string();
         let reason = self.faults.first().cloned().flatten();
         Some(Fallback { preferred, reason })
@@ -296,7 +297,7 @@ impl Link {
     }
 
     /// The state of the mount.
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> CourseState {
         self.course.state()
     }
 
@@ -750,12 +751,12 @@ impl Link {
     /// Fills in its part of the status.
     pub(crate) fn report(&self, status: &mut MountStatus) {
         let state = match self.course.state() {
-            State::Connected => "connected",
-            State::Lost => "reconnecting",
-            State::Failing => "failing",
-            State::Removed => "volume removed",
-            State::Fenced => "fenced",
-            State::Changed => "volume lost",
+            CourseState::Connected => "connected",
+            CourseState::Lost => "reconnecting",
+            CourseState::Failing => "failing",
+            CourseState::Removed => "volume removed",
+            CourseState::Fenced => "fenced",
+            CourseState::Changed => "volume lost",
         };
         state.clone_into(&mut status.state);
         let lost_ms_ago = self.course.lost_at().map(|at| millis(at.elapsed()));

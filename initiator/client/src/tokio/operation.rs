@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use super::buffer::Buffer;
 use super::failed::{Failed, Why};
-use super::requests::End;
+use super::requests::RequestEnd;
 use super::shared::QueueTasks;
 use crate::{Completion, Request};
 
@@ -38,20 +38,22 @@ impl Operation {
         buffer.map(|buffer| Buffer::new(buffer, &self.shared))
     }
 
-    fn result(&self, end: End) -> Result<Option<Buffer>, Failed> {
+    fn result(&self, end: RequestEnd) -> Result<Option<Buffer>, Failed> {
         match end {
-            End::Completed(Completion { result: Ok(_), buffer, .. }) => Ok(self.wrap(buffer)),
-            End::Completed(Completion { result: Err(error), buffer, .. }) => {
+            RequestEnd::Completed(Completion { result: Ok(_), buffer, .. }) => {
+                Ok(self.wrap(buffer))
+            }
+            RequestEnd::Completed(Completion { result: Err(error), buffer, .. }) => {
                 Err(self.failed(Why::Io(error), buffer))
             }
-            End::Refused(request, reason) => {
+            RequestEnd::Refused(request, reason) => {
                 Err(self.failed(Why::Refused(reason), request.into_buffer()))
             }
-            End::Unsent(request) => {
+            RequestEnd::Unsent(request) => {
                 let why = self.shared.is_over().map_or(Why::Closed, Why::from);
                 Err(self.failed(why, request.into_buffer()))
             }
-            End::Lost => Err(self.failed(Why::Ended, None)),
+            RequestEnd::Lost => Err(self.failed(Why::Ended, None)),
         }
     }
 }

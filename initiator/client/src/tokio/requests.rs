@@ -20,12 +20,12 @@ enum RequestSlot {
     UnderWay(Waker),
     /// The request is under way, and its future is dropped.
     GivenUp,
-    Ended(End),
+    Ended(RequestEnd),
 }
 
 /// The end of a request.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum RequestEnd {
     Completed(Completion),
     /// The queue refused the request.
     Refused(Request, Reason),
@@ -114,7 +114,7 @@ impl Requests {
         let at = usize::try_from(completion.token).ok()?;
         match self.places.get(at)? {
             RequestSlot::UnderWay(_) => {
-                self.end(at, End::Completed(completion)).map(CompletionReceiver::Future)
+                self.end(at, RequestEnd::Completed(completion)).map(CompletionReceiver::Future)
             }
             RequestSlot::GivenUp => {
                 self.places[at] = RequestSlot::Free;
@@ -127,7 +127,7 @@ impl Requests {
     }
 
     /// A request under way has ended. Returns the waker of its future.
-    pub(super) fn end(&mut self, at: usize, end: End) -> Option<Waker> {
+    pub(super) fn end(&mut self, at: usize, end: RequestEnd) -> Option<Waker> {
         match std::mem::replace(&mut self.places[at], RequestSlot::Ended(end)) {
             RequestSlot::UnderWay(waker) => Some(waker),
             other => {
@@ -139,7 +139,7 @@ impl Requests {
 
     /// Returns the end of a request, and frees its place. Before the end, this waker is kept to be
     /// woken then, and the earlier one is returned.
-    pub(super) fn take(&mut self, at: usize, waker: &Waker) -> Result<End, Option<Waker>> {
+    pub(super) fn take(&mut self, at: usize, waker: &Waker) -> Result<RequestEnd, Option<Waker>> {
         let mut place = std::mem::replace(&mut self.places[at], RequestSlot::Free);
         let before = match &mut place {
             RequestSlot::Waits(_, known) | RequestSlot::UnderWay(known)
@@ -186,7 +186,7 @@ impl Requests {
     pub(super) fn end_waiting(&mut self) -> Vec<Waker> {
         let mut wakers = Vec::with_capacity(self.waiting.len());
         while let Some((at, request)) = self.next_waiting() {
-            wakers.extend(self.end(at, End::Unsent(request)));
+            wakers.extend(self.end(at, RequestEnd::Unsent(request)));
         }
         wakers
     }
@@ -196,7 +196,7 @@ impl Requests {
         let mut wakers = self.end_waiting();
         for at in 0..self.places.len() {
             match self.places[at] {
-                RequestSlot::UnderWay(_) => wakers.extend(self.end(at, End::Lost)),
+                RequestSlot::UnderWay(_) => wakers.extend(self.end(at, RequestEnd::Lost)),
                 RequestSlot::GivenUp => {
                     self.places[at] = RequestSlot::Free;
                     self.free.push(at);
@@ -256,8 +256,8 @@ mod tests {
         drop(requests.give_up(given_up));
         let waits = put(&mut requests);
         assert_eq!(requests.end_all().len(), 2);
-        assert!(matches!(requests.take(sent, waker()), Ok(End::Lost)));
-        assert!(matches!(requests.take(waits, waker()), Ok(End::Unsent(_))));
+        assert!(matches!(requests.take(sent, waker()), Ok(RequestEnd::Lost)));
+        assert!(matches!(requests.take(waits, waker()), Ok(RequestEnd::Unsent(_))));
         assert_eq!((requests.given_up(), requests.waiting()), (0, 0));
         assert_eq!(requests.free.len(), 3);
     }

@@ -7,13 +7,13 @@ use std::task::{Context, Poll};
 use super::buffer::Buffer;
 use super::failed::Failed;
 use super::shared::{BufferFound, QueueTasks};
-use super::waiters::Ticket;
+use super::waiters::WaiterTicket;
 
 /// Waits for a free buffer.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct BufferWait {
     shared: Rc<QueueTasks>,
-    ticket: Option<Ticket>,
+    ticket: Option<WaiterTicket>,
 }
 
 impl BufferWait {
@@ -47,7 +47,7 @@ impl Drop for BufferWait {
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct Settled {
     shared: Rc<QueueTasks>,
-    ticket: Option<Ticket>,
+    ticket: Option<WaiterTicket>,
 }
 
 impl Settled {

@@ -22,7 +22,8 @@ use crate::engine::io::{Io, IoOp};
 
 /// Bytes of data for each entry.
 const DATA_BYTES_PER_ENTRY: usize = 2048;
-const _: () = assert!(size_of::<Entry>() <= 48, "what docs/internals/memory.md says it costs");
+const _: () =
+    assert!(size_of::<RetainedEntry>() <= 48, "what docs/internals/memory.md says it costs");
 
 /// The state of a range after a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +50,7 @@ pub(crate) struct EntryId(u64);
 pub(crate) struct NoRoom;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum EntryState {
     Pending,
     // The number of the acknowledgement.
     Acknowledged(u64),
@@ -57,20 +58,20 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct RetainedEntry {
     what: RangeContent,
     lba: Lba,
     count: BlockCount,
     // Position of the data; positions only grow, and wrap around the ring.
     at: u64,
     len: u32,
-    state: State,
+    state: EntryState,
 }
 
 /// The retained writes of one queue.
 pub struct RetainRing {
     data: Box<[u8]>,
-    entries: Box<[Entry]>,
+    entries: Box<[RetainedEntry]>,
     // Entries `first..next` exist, at their number modulo the length.
     first: u64,
     next: u64,
@@ -102,13 +103,13 @@ impl RetainRing {
     /// now, not later when the host may be short of it.
     #[must_use]
     pub fn new(data_bytes: usize, entries: usize) -> Self {
-        let none = Entry {
+        let none = RetainedEntry {
             what: RangeContent::Durable,
             lba: Lba(0),
             count: BlockCount(0),
             at: 0,
             len: 0,
-            state: State::Cancelled,
+            state: EntryState::Cancelled,
         };
         Self {
             // Not zeros, which would be mapped only later.
@@ -146,7 +147,7 @@ impl RetainRing {
         wide(number % wide64(self.entries.len()))
     }
 
-    fn entry_mut(&mut self, id: EntryId) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, id: EntryId) -> Option<&mut RetainedEntry> {
         let index = self.index(id.0);
         (self.first..self.next).contains(&id.0).then(|| &mut self.entries[index])
     }
@@ -163,13 +164,13 @@ impl RetainRing {
         }
         let id = EntryId(self.next);
         let index = self.index(id.0);
-        self.entries[index] = Entry {
+        self.entries[index] = RetainedEntry {
             what,
             lba: io.lba,
             count: io.count,
             at: self.next_at,
             len,
-            state: State::Pending,
+            state: EntryState::Pending,
         };
         self.next += 1;
         self.next_at += u64::from(len);
@@ -193,7 +194,7 @@ impl RetainRing {
         mut copy: impl FnMut(usize, &mut [u8]),
     ) {
         let Some(entry) = self.entry_mut(id) else { return };
-        entry.state = State::Acknowledged(number);
+        entry.state = EntryState::Acknowledged(number);
         let (at, len) = (entry.at, entry.len);
         let (head, tail) = self.pieces(at, len);
         let skip = head.len();
@@ -208,7 +209,7 @@ impl RetainRing {
     /// Removes the entry of a failed write: nothing was promised.
     pub(crate) fn cancel(&mut self, id: EntryId) {
         if let Some(entry) = self.entry_mut(id) {
-            entry.state = State::Cancelled;
+            entry.state = EntryState::Cancelled;
         }
     }
 
@@ -217,8 +218,8 @@ impl RetainRing {
         while self.first < self.next {
             let entry = self.entries[self.index(self.first)];
             match entry.state {
-                State::Cancelled => {}
-                State::Acknowledged(number) if number < durable => {}
+                EntryState::Cancelled => {}
+                EntryState::Acknowledged(number) if number < durable => {}
                 _ => return,
             }
             self.first += 1;
@@ -232,7 +233,7 @@ impl RetainRing {
         (self.first..self.next)
             .filter_map(|number| {
                 let entry = &self.entries[self.index(number)];
-                let State::Acknowledged(number) = entry.state else { return None };
+                let EntryState::Acknowledged(number) = entry.state else { return None };
                 if number < durable {
                     return None;
                 }

@@ -16,7 +16,7 @@ use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use self::queue_thread::QueueThread;
-use super::ublk::{Buffers, Queue, QueueConfig, Wait};
+use super::ublk::{Buffers, QueueConfig, TurnSleep, UblkQueue};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
@@ -95,7 +95,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     }
 }
 
-impl DescriptorWatch for Queue {
+impl DescriptorWatch for UblkQueue {
     fn watch(&mut self, fd: BorrowedFd<'_>, token: DescriptorToken) -> io::Result<()> {
         self.watch_asleep(fd.as_raw_fd(), token).map_err(io::Error::other)
     }
@@ -106,6 +106,6 @@ impl DescriptorWatch for Queue {
 
     fn settle(&mut self) -> io::Result<()> {
         // Submits the removal while the descriptor is still open.
-        self.enter(Wait::No).map_err(io::Error::other)
+        self.enter(TurnSleep::No).map_err(io::Error::other)
     }
 }

@@ -51,15 +51,15 @@ const STATES: [State; 6] = [
     State::Changed,
 ];
 
-impl From<course::State> for State {
-    fn from(state: course::State) -> Self {
+impl From<course::CourseState> for State {
+    fn from(state: course::CourseState) -> Self {
         match state {
-            course::State::Connected => Self::Connected,
-            course::State::Lost => Self::Reconnecting,
-            course::State::Failing => Self::Failing,
-            course::State::Removed => Self::Removed,
-            course::State::Fenced => Self::Fenced,
-            course::State::Changed => Self::Changed,
+            course::CourseState::Connected => Self::Connected,
+            course::CourseState::Lost => Self::Reconnecting,
+            course::CourseState::Failing => Self::Failing,
+            course::CourseState::Removed => Self::Removed,
+            course::CourseState::Fenced => Self::Fenced,
+            course::CourseState::Changed => Self::Changed,
         }
     }
 }
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn every_state_comes_through() {
-        use course::State as Of;
+        use course::CourseState as Of;
         let standing = |state| Standing { state, size_bytes: 4096, read_only: true };
         let told = PublishedState::new(standing(Of::Lost));
         for state in [Of::Connected, Of::Lost, Of::Failing, Of::Removed, Of::Fenced, Of::Changed] {

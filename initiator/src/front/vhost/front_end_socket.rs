@@ -1,4 +1,4 @@
-//! [`Connection`]: a socket of a front end, with its messages and their descriptors.
+//! [`FrontEndSocket`]: a socket of a front end, with its messages and their descriptors.
 //!
 //! A message has one deadline, even if it comes in pieces. The flags and time-outs of the socket
 //! are not relied on: the socket for messages of this end comes from the front end, which can
@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A socket of a front end.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct FrontEndSocket {
     // Closed by `put_away`.
     stream: ManuallyDrop<UnixStream>,
     ends: Arc<AtomicBool>,
@@ -44,7 +44,7 @@ pub(super) struct FrontEndMessage {
     pub(super) files: Vec<File>,
 }
 
-impl Connection {
+impl FrontEndSocket {
     /// Takes a socket over. Waits for messages stop when the disk `ends`.
     pub(super) fn new(stream: UnixStream, ends: Arc<AtomicBool>) -> Self {
         Self { stream: ManuallyDrop::new(stream), ends }
@@ -185,7 +185,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for FrontEndSocket {
     fn drop(&mut self) {
         // The front end notices this now, even if the socket is closed later.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -195,7 +195,7 @@ impl Drop for Connection {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for FrontEndSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -290,9 +290,9 @@ mod tests {
         assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     }
 
-    fn pair() -> (Connection, UnixStream) {
+    fn pair() -> (FrontEndSocket, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        (Connection::new(here, Arc::default()), there)
+        (FrontEndSocket::new(here, Arc::default()), there)
     }
 
     #[test]

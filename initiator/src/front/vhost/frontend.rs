@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::event::{Event, Kick, must_be_eventfd};
-use super::front_end_socket::{Connection, FrontEndMessage, broken, must_be_unix_socket};
+use super::event::{Kick, NotifyFd, must_be_eventfd};
+use super::front_end_socket::{FrontEndMessage, FrontEndSocket, broken, must_be_unix_socket};
 use super::guest_device::GuestDevice;
 use super::guest_disk::{GuestDisk, PROTOCOL_FEATURES};
 use super::guest_memory::GuestMemory;
@@ -34,8 +34,8 @@ struct RingState {
     size: Option<u16>,
     places: Option<RingPlaces>,
     base: u16,
-    call: Option<Event>,
-    error: Option<Event>,
+    call: Option<NotifyFd>,
+    error: Option<NotifyFd>,
     runs: bool,
     enabled: bool,
 }
@@ -44,8 +44,8 @@ struct RingState {
 #[derive(Debug)]
 pub(super) struct FrontEnd<'d> {
     device: &'d mut GuestDevice,
-    connection: Connection,
-    back_channel: Option<Connection>,
+    connection: FrontEndSocket,
+    back_channel: Option<FrontEndSocket>,
     features: u64,
     protocol: u64,
     memory: Option<Arc<GuestMemory>>,
@@ -63,7 +63,7 @@ impl<'d> FrontEnd<'d> {
         let rings = (0..device.rings()).map(|_| RingState::default()).collect();
         let (told, ends) = (device.disk(), device.news().ends_flag());
         Self {
-            connection: Connection::new(stream, ends),
+            connection: FrontEndSocket::new(stream, ends),
             device,
             back_channel: None,
             features: 0,
@@ -184,7 +184,7 @@ impl<'d> FrontEnd<'d> {
             }
             FrontEndRequest::SetKick(event) => self.set_kick(event, files),
             FrontEndRequest::SetCall(event) => {
-                let call = file(event, files)?.map(Event::new).transpose()?;
+                let call = file(event, files)?.map(NotifyFd::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
                     return self.device.order(ring, RingOrder::SetCall(call));
@@ -193,7 +193,7 @@ impl<'d> FrontEnd<'d> {
                 Ok(())
             }
             FrontEndRequest::SetError(event) => {
-                let error = file(event, files)?.map(Event::new).transpose()?;
+                let error = file(event, files)?.map(NotifyFd::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
                     return self.device.order(ring, RingOrder::SetError(error));
@@ -211,7 +211,7 @@ impl<'d> FrontEnd<'d> {
                 must_be_unix_socket(files.last().ok_or_else(no_file)?)?;
                 let stream = files.pop().map(|file| UnixStream::from(OwnedFd::from(file)));
                 let ends = self.device.news().ends_flag();
-                self.back_channel = stream.map(|stream| Connection::new(stream, ends));
+                self.back_channel = stream.map(|stream| FrontEndSocket::new(stream, ends));
                 Ok(())
             }
             // The target decides about the cache of a volume.

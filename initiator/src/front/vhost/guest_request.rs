@@ -1,5 +1,5 @@
-//! [`GuestRequest`]: one request of a guest, read from its descriptors, and the [`Step`]s that
-//! carry it out.
+//! [`GuestRequest`]: one request of a guest, read from its descriptors, and the
+//! [`GuestRequestStep`]s that carry it out.
 //!
 //! A guest may write anything into a descriptor, and change it at any time. So each is read once,
 //! and every address is looked up when it is used. A bad request is answered with a status to the
@@ -89,7 +89,7 @@ impl GuestOp {
 
 /// A request to the target that is a part of a guest's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Step {
+pub(super) struct GuestRequestStep {
     /// First byte of the volume.
     pub(super) offset: u64,
     /// Bytes.
@@ -308,7 +308,11 @@ impl GuestRequest {
     }
 
     /// Starts the next step. `None`: there is none, or the guest's memory has lost the data.
-    pub(super) fn next_step(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Option<Step> {
+    pub(super) fn next_step(
+        &mut self,
+        memory: &GuestMemory,
+        rules: DiskLimits,
+    ) -> Option<GuestRequestStep> {
         if self.done {
             return None;
         }
@@ -317,7 +321,7 @@ impl GuestRequest {
             GuestOp::Discard | GuestOp::WriteZeroes => self.next_of_ranges(),
             GuestOp::Flush | GuestOp::GetId => {
                 self.done = true;
-                Some(Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false })
+                Some(GuestRequestStep { offset: 0, len: 0, at: 0, guest: None, may_unmap: false })
             }
         };
         if step.is_none() {
@@ -326,15 +330,19 @@ impl GuestRequest {
         step
     }
 
-    fn next_of_ranges(&mut self) -> Option<Step> {
+    fn next_of_ranges(&mut self) -> Option<GuestRequestStep> {
         let Range { sector, sectors, unmap } = *self.ranges.get(self.next)?;
         self.next += 1;
         self.done = self.next == self.ranges.len();
         let (offset, len) = (sector * SECTOR, u64::from(sectors) * SECTOR);
-        Some(Step { offset, len, at: 0, guest: None, may_unmap: unmap })
+        Some(GuestRequestStep { offset, len, at: 0, guest: None, may_unmap: unmap })
     }
 
-    fn next_of_data(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Option<Step> {
+    fn next_of_data(
+        &mut self,
+        memory: &GuestMemory,
+        rules: DiskLimits,
+    ) -> Option<GuestRequestStep> {
         let at = self.at;
         let offset = self.sector.checked_mul(SECTOR)?.checked_add(at)?;
         let (len, guest) = if self.straight {
@@ -358,7 +366,7 @@ impl GuestRequest {
             (len, None)
         };
         self.at += len;
-        Some(Step { offset, len, at, guest, may_unmap: false })
+        Some(GuestRequestStep { offset, len, at, guest, may_unmap: false })
     }
 
     /// Copies `len` bytes of the data, starting at byte `at`, from the guest's memory to a buffer,

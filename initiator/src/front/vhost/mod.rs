@@ -7,7 +7,7 @@
 //!              <--call--                  ^ orders
 //! QEMU    socket ------> rblk-front-end: FrontEnd -> GuestDevice
 //!                                         | memories    ^ news
-//!                        control (tokio): Mount -> Link -> Course
+//!                        control (tokio): Mount -> TargetLink -> Course
 //! ```
 //!
 //! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of the disk of

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
 
-use super::event::Event;
+use super::event::NotifyFd;
 use super::guest_memory::GuestMemory;
 use super::guest_ring::RingParts;
 
@@ -33,9 +33,9 @@ pub(super) enum RingOrder {
     /// `true`: the guest makes its writes durable by itself. `false`: each write must be durable.
     Flushed(bool),
     /// Notify the guest of completions by this event.
-    SetCall(Option<Event>),
+    SetCall(Option<NotifyFd>),
     /// Notify the front end by this event that the ring is broken.
-    SetError(Option<Event>),
+    SetError(Option<NotifyFd>),
     /// Serve a ring, if its memory is mapped. The reply is an error, or whether the ring is served:
     /// a ring in doubt is not.
     Start(Box<RingParts>, SyncSender<io::Result<bool>>),

@@ -17,7 +17,9 @@ use virtio_queue::DescriptorChain;
 use vm_memory::GuestMemoryMmap;
 
 use super::guest_memory::GuestMemory;
-use super::guest_request::{DiskLimits, GuestOp, GuestRequest, ID_BYTES, NoStatus, Step};
+use super::guest_request::{
+    DiskLimits, GuestOp, GuestRequest, GuestRequestStep, ID_BYTES, NoStatus,
+};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::DataPlace;
 use crate::engine::{Engine, QueueStats};
@@ -27,7 +29,7 @@ use crate::queue::{TargetParts, TargetSide};
 #[derive(Clone, Copy, Debug)]
 struct UnderTag {
     slot: u16,
-    step: Step,
+    step: GuestRequestStep,
 }
 
 /// A request of the guest, and its unanswered steps.
@@ -151,7 +153,7 @@ impl UnderWay {
             && let Some(slot) = self.flushes.pop_front()
         {
             any = true;
-            let step = Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
+            let step = GuestRequestStep { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
             match self.send_flush(false, side) {
                 Some(tag) => {
                     self.by_tag[tag.index()] = Some(UnderTag { slot, step });
@@ -192,7 +194,7 @@ impl UnderWay {
     fn begin_step(
         &mut self,
         slot: u16,
-        step: Step,
+        step: GuestRequestStep,
         memory: &GuestMemory,
         side: &mut TargetSide,
     ) -> bool {

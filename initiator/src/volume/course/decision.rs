@@ -59,7 +59,7 @@ impl Facts {
 
 /// The state of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum CourseState {
     /// Requests are served.
     Connected,
     /// Requests wait.

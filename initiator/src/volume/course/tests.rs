@@ -126,7 +126,7 @@ fn a_lost_path_is_tried_again_at_once_and_then_with_growing_pauses() {
     assert_eq!(way.due(), None);
     assert_eq!(way.course.deadline(), None, "one address: nothing to go back to");
     way.after(ms(60_000)).lose();
-    assert_eq!(way.course.state(), State::Lost);
+    assert_eq!(way.course.state(), CourseState::Lost);
     let first = way.attempt();
     assert_eq!(first.resume, Some((SESSION, Epoch(2))));
     assert_eq!(first.generation, Generation(5));
@@ -272,14 +272,14 @@ fn fenced_is_final() {
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     way.course.fenced("held by b");
-    assert_eq!(way.course.state(), State::Fenced);
+    assert_eq!(way.course.state(), CourseState::Fenced);
     assert_eq!(way.course.facts().fenced.as_deref(), Some("held by b"));
     assert_eq!(way.course.arrived(way.now), None);
     way.after(ms(100_000)).fail();
     assert_eq!((way.due(), way.course.deadline()), (None, None));
     // The next process inherits this.
     let mut next = Course::connected(rules(2), way.course.facts().clone(), 0, way.now);
-    assert_eq!(next.state(), State::Fenced);
+    assert_eq!(next.state(), CourseState::Fenced);
     assert_eq!((next.due(way.now, 0), next.deadline()), (None, None));
 }
 
@@ -313,7 +313,7 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
         assert_eq!(way.course.opened(&reply), verdict);
         match verdict {
             OpenVerdict::Changed(_) => {
-                assert_eq!(way.course.state(), State::Changed);
+                assert_eq!(way.course.state(), CourseState::Changed);
                 assert_eq!((way.due(), way.course.deadline()), (None, None));
             }
             _ => {
@@ -367,14 +367,14 @@ fn requests_fail_while_the_volume_is_removed_and_go_on_when_it_is_back() {
     let mut way = Way::connected(rules(1));
     way.after(ms(5000));
     way.course.removed(way.now, 0);
-    assert_eq!(way.course.state(), State::Removed);
+    assert_eq!(way.course.state(), CourseState::Removed);
     assert!(!way.course.is_over());
     // The volume is still missing.
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     assert!(!way.course.missing(), "no news");
     way.fail();
-    assert_eq!(way.course.state(), State::Removed);
+    assert_eq!(way.course.state(), CourseState::Removed);
     way.after(ms(20_000));
     let attempt = way.attempt();
     assert_eq!(attempt.generation, volume().generation);
@@ -393,7 +393,7 @@ fn a_volume_is_removed_if_the_same_run_of_the_target_had_it() {
         let login = LoginReply { instance: InstanceId([instance; 16]), ..login };
         way.course.logged_in(&login).unwrap();
         assert_eq!(way.course.missing(), is_removed);
-        let state = if is_removed { State::Removed } else { State::Lost };
+        let state = if is_removed { CourseState::Removed } else { CourseState::Lost };
         way.fail();
         assert_eq!(way.course.state(), state, "a target that starts may have it soon");
     }
@@ -418,13 +418,13 @@ fn requests_fail_after_a_while_and_wait_again_when_the_target_is_back() {
     way.attempt();
     assert_eq!(way.sleep(), ms(3000), "also while a try is under way");
     assert_eq!(way.due(), Some(Act::Fail));
-    assert_eq!(way.course.state(), State::Failing);
+    assert_eq!(way.course.state(), CourseState::Failing);
     assert_eq!(way.due(), None, "once");
     way.fail();
     way.sleep();
     let attempt = way.attempt();
     assert!(way.arrive(attempt).was_failing);
-    assert_eq!(way.course.state(), State::Connected);
+    assert_eq!(way.course.state(), CourseState::Connected);
 }
 
 #[test]
@@ -691,7 +691,7 @@ proptest! {
                         prop_assert_eq!(matches!(verdict, OpenVerdict::Changed(_)), changed);
                         if changed {
                             trying = None;
-                            prop_assert_eq!(course.state(), State::Changed);
+                            prop_assert_eq!(course.state(), CourseState::Changed);
                         } else {
                             newest = reply.generation;
                             has_opened = true;
@@ -703,7 +703,7 @@ proptest! {
                     prop_assert_eq!(arrival.is_some(), trying.is_some() && has_opened);
                     if arrival.is_some() {
                         trying = None;
-                        prop_assert_eq!(course.state(), State::Connected);
+                        prop_assert_eq!(course.state(), CourseState::Connected);
                     }
                 }
                 Event::Fail(gone) => {
@@ -719,7 +719,7 @@ proptest! {
                 Event::Removed => {
                     course.removed(now, random);
                     if course.missing() {
-                        prop_assert_eq!(course.state(), State::Removed);
+                        prop_assert_eq!(course.state(), CourseState::Removed);
                     }
                 }
                 Event::Drain => course.draining(now),
@@ -745,24 +745,24 @@ proptest! {
                         trying = Some(attempt);
                         has_opened = false;
                     }
-                    Act::Fail => prop_assert_eq!(course.state(), State::Failing),
+                    Act::Fail => prop_assert_eq!(course.state(), CourseState::Failing),
                     Act::Hold => prop_assert!(course.is_holding()),
-                    Act::Leave(_) => prop_assert_eq!(course.state(), State::Lost),
+                    Act::Leave(_) => prop_assert_eq!(course.state(), CourseState::Lost),
                     Act::Probe(at) => prop_assert!(at < course.address),
                 }
             }
             let deadline = course.deadline();
             prop_assert!(deadline.is_none_or(|at| at > now), "nothing that is due is left");
             match course.state() {
-                State::Lost | State::Failing | State::Removed => {
+                CourseState::Lost | CourseState::Failing | CourseState::Removed => {
                     prop_assert!(trying.is_some() || deadline.is_some(), "lost and idle");
                     prop_assert!(course.lost_at().is_some());
                 }
-                State::Connected => {
+                CourseState::Connected => {
                     prop_assert!(trying.is_none() && course.lost_at().is_none());
                     prop_assert!(!course.is_holding() || deadline.is_some(), "held for ever");
                 }
-                State::Fenced | State::Changed => prop_assert!(deadline.is_none()),
+                CourseState::Fenced | CourseState::Changed => prop_assert!(deadline.is_none()),
             }
         }
     }

@@ -1,9 +1,9 @@
-//! [`Queue`]: the data side of one hardware queue, owned by one thread.
+//! [`UblkQueue`]: the data side of one hardware queue, owned by one thread.
 //!
 //! A tag is with the kernel (a fetch is queued or pending) or with the caller (a request was
 //! delivered and is not completed). `fetch_all` gives every tag to the kernel; an
-//! [`Event::Request`] gives one to the caller; `complete` gives it back, with a command of its own
-//! for each tag. The driver copies data in this thread only: write data before a request is
+//! [`UblkEvent::Request`] gives one to the caller; `complete` gives it back, with a command of its
+//! own for each tag. The driver copies data in this thread only: write data before a request is
 //! delivered, read data while a completion is submitted. So a buffer belongs to the caller exactly
 //! while the tag does. After the queue is dropped, the driver touches no buffer.
 //!
@@ -53,7 +53,7 @@ const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
 
 /// The sleep of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wait {
+pub enum TurnSleep {
     /// No sleep; a turn with nothing to submit and nothing to reap makes no system call.
     No,
     /// Until the first completion, or this long.
@@ -72,8 +72,8 @@ pub enum Wait {
 
 /// The events of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// A request; its tag and buffer are the caller's until [`Queue::complete`].
+pub enum UblkEvent {
+    /// A request; its tag and buffer are the caller's until [`UblkQueue::complete`].
     Request(u16, BlockRequest),
     /// A watched descriptor became readable, or was hung up. Edge-like: read until it would block.
     Watch(DescriptorToken),
@@ -110,7 +110,7 @@ pub struct UblkQueueStats {
 }
 
 /// The data side of a hardware queue. Lives and dies on the thread that made it.
-pub struct Queue {
+pub struct UblkQueue {
     // Dropped first: with the ring go all commands of this queue, before the memory they name.
     ring: UblkRing,
     descriptors: Descriptors,
@@ -137,9 +137,9 @@ struct RequestCounts {
     watched: u64,
 }
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for UblkQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue")
+        f.debug_struct("UblkQueue")
             .field("queue_id", &self.queue_id)
             .field("mode", &self.mode())
             .field("tags", &self.tags)
@@ -149,7 +149,7 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-impl Queue {
+impl UblkQueue {
     /// Makes the queue of the calling thread. Allocates all it ever needs.
     ///
     /// # Errors
@@ -310,7 +310,7 @@ impl Queue {
     /// # Errors
     /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
     #[inline]
-    pub fn enter(&mut self, wait: Wait) -> Result<()> {
+    pub fn enter(&mut self, wait: TurnSleep) -> Result<()> {
         if self.ring.may_sleep(wait) {
             while let Some(armed) = self.watches.arm_next() {
                 self.push(&armed);
@@ -322,7 +322,7 @@ impl Queue {
 
     /// The next event in the completion queue.
     #[inline]
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<UblkEvent> {
         loop {
             let entry = self.ring.next_completion()?;
             let event = match entry.user_data() & KIND_MASK {
@@ -337,7 +337,7 @@ impl Queue {
     }
 
     #[inline]
-    fn io_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+    fn io_event(&mut self, entry: &cqueue::Entry) -> Option<UblkEvent> {
         let tag =
             u16::try_from(entry.user_data()).ok().filter(|tag| self.tags.is_with_kernel(*tag));
         // The tag is the kernel's. A completion without a matching fetch is dropped.
@@ -350,26 +350,26 @@ impl Queue {
             }
             TagCompletion::Refused(errno) => {
                 self.tags.lose(tag);
-                Some(Event::TagLost(tag, errno))
+                Some(UblkEvent::TagLost(tag, errno))
             }
         }
     }
 
     /// The disk is being stopped or parked; reported once.
-    fn stop(&mut self) -> Option<Event> {
+    fn stop(&mut self) -> Option<UblkEvent> {
         let first = !std::mem::replace(&mut self.stopping, true);
-        first.then_some(Event::Stopping)
+        first.then_some(UblkEvent::Stopping)
     }
 
     /// A tag of the kernel has a request.
     #[inline]
-    fn delivered(&mut self, tag: u16) -> Option<Event> {
+    fn delivered(&mut self, tag: u16) -> Option<UblkEvent> {
         match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes, &self.shared) {
             Ok(request) => {
                 let (data_len, has_data) = (request.data_len(), request.op.has_data());
                 self.tags.deliver(tag, TagRequest { data_len, has_data });
                 self.counts.fetched += 1;
-                Some(Event::Request(tag, request))
+                Some(UblkEvent::Request(tag, request))
             }
             Err(bad) => {
                 // Answered here: the tag stays with the kernel.
@@ -380,12 +380,12 @@ impl Queue {
         }
     }
 
-    fn watch_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+    fn watch_event(&mut self, entry: &cqueue::Entry) -> Option<UblkEvent> {
         let (event, again) = self.watches.completed(entry);
         if let Some(again) = again {
             self.push(&again);
         }
-        self.counts.watched += u64::from(matches!(event, Some(Event::Watch(_))));
+        self.counts.watched += u64::from(matches!(event, Some(UblkEvent::Watch(_))));
         event
     }
 
@@ -398,7 +398,7 @@ impl Queue {
     }
 }
 
-/// The result for the driver, from the result of the caller. See [`Queue::complete`].
+/// The result for the driver, from the result of the caller. See [`UblkQueue::complete`].
 #[inline]
 fn driver_result(result: i32, asked: TagRequest) -> i32 {
     let TagRequest { data_len, has_data } = asked;

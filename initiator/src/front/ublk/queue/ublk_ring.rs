@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, squeue, types};
 
-use super::{MAX_WATCHES, Wait};
+use super::{MAX_WATCHES, TurnSleep};
 use crate::front::ublk::error::{Result, UblkError};
 use crate::front::ublk::kernel::{MIN_WAIT_WAKES, Release};
 
@@ -108,10 +108,10 @@ impl UblkRing {
     /// that work before it sleeps, and the flag may be stale until the next event: the kernel sets
     /// it after the work that it announces.
     #[inline]
-    pub(super) fn may_sleep(&mut self, wait: Wait) -> bool {
+    pub(super) fn may_sleep(&mut self, wait: TurnSleep) -> bool {
         let longest = match wait {
-            Wait::No => Duration::ZERO,
-            Wait::For(longest) | Wait::Gather { longest, .. } => longest,
+            TurnSleep::No => Duration::ZERO,
+            TurnSleep::For(longest) | TurnSleep::Gather { longest, .. } => longest,
         };
         !longest.is_zero() && !self.has_completion()
     }
@@ -119,10 +119,12 @@ impl UblkRing {
     /// The system call of a turn, if one is needed. It sleeps only if [`Self::may_sleep`] allows
     /// it.
     #[inline]
-    pub(super) fn enter(&mut self, wait: Wait) -> io::Result<()> {
+    pub(super) fn enter(&mut self, wait: TurnSleep) -> io::Result<()> {
         let entered = match wait {
-            Wait::For(longest) if self.may_sleep(wait) => self.sleep(1, Duration::ZERO, longest),
-            Wait::Gather { events, within, longest } if self.may_sleep(wait) => {
+            TurnSleep::For(longest) if self.may_sleep(wait) => {
+                self.sleep(1, Duration::ZERO, longest)
+            }
+            TurnSleep::Gather { events, within, longest } if self.may_sleep(wait) => {
                 let events = if self.can_gather { events.max(1) } else { 1 };
                 self.sleep(events, within, longest)
             }

@@ -1,5 +1,5 @@
-//! [`DescriptorPolls`]: the descriptors besides the node that wake a queue's thread, as polls of its
-//! ring.
+//! [`DescriptorPolls`]: the descriptors besides the node that wake a queue's thread, as polls of
+//! its ring.
 //!
 //! A watch has a place from its `add` to the end of its poll, which may come after its removal. The
 //! generation distinguishes late completions of the earlier watch of that place.
@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 
 use io_uring::{cqueue, opcode, squeue, types};
 
-use super::{Event, KIND_UNWATCH, KIND_WATCH, MAX_WATCHES};
+use super::{KIND_UNWATCH, KIND_WATCH, MAX_WATCHES, UblkEvent};
 use crate::queue::DescriptorToken;
 
 const POLL_READ: u32 = libc::POLLIN.cast_unsigned() as u32;
@@ -94,7 +94,7 @@ impl DescriptorPolls {
     pub(super) fn completed(
         &mut self,
         entry: &cqueue::Entry,
-    ) -> (Option<Event>, Option<squeue::Entry>) {
+    ) -> (Option<UblkEvent>, Option<squeue::Entry>) {
         let place = usize::from(entry.user_data().to_le_bytes()[0]);
         let Some(watch) = self.places.get(place).copied() else {
             return (None, None);
@@ -111,20 +111,20 @@ impl DescriptorPolls {
             return (None, None);
         }
         if armed {
-            return (Some(Event::Watch(watch.token)), None);
+            return (Some(UblkEvent::Watch(watch.token)), None);
         }
         // The poll ended: for good if the descriptor did, else (the completion queue was full, say)
         // it is armed again.
         if result < 0 || result & POLL_ENDED != 0 {
             self.places[place].state = WatchState::Free;
             let errno = if result < 0 { -result } else { libc::EPIPE };
-            return (Some(Event::WatchEnded(watch.token, errno)), None);
+            return (Some(UblkEvent::WatchEnded(watch.token, errno)), None);
         }
         if watch.asleep {
             self.places[place].state = WatchState::Resting;
-            return (Some(Event::Watch(watch.token)), None);
+            return (Some(UblkEvent::Watch(watch.token)), None);
         }
-        (Some(Event::Watch(watch.token)), Some(self.arming(place)))
+        (Some(UblkEvent::Watch(watch.token)), Some(self.arming(place)))
     }
 
     fn place_of(&self, token: DescriptorToken) -> Option<usize> {

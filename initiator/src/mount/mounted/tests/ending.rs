@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::mount::device::write_back::{Left, WrittenBack};
 use crate::mount::socket::{Ask, Asked};
-use crate::mount::unmount::{End, UnmountProgress};
+use crate::mount::unmount::{MountEnd, UnmountProgress};
 
 /// The log of a test.
 #[derive(Clone, Default)]
@@ -50,10 +50,10 @@ fn late() -> anyhow::Result<WrittenBack> {
     Err(anyhow::anyhow!("it takes longer than 55s"))
 }
 
-fn is_by_force(end: Option<&End>) -> Option<bool> {
+fn is_by_force(end: Option<&MountEnd>) -> Option<bool> {
     match end {
-        Some(End::Unmount { force }) => Some(*force),
-        Some(End::HandOver(_)) => panic!("handed over"),
+        Some(MountEnd::Unmount { force }) => Some(*force),
+        Some(MountEnd::HandOver(_)) => panic!("handed over"),
         None => None,
     }
 }
