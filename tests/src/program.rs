@@ -14,7 +14,7 @@ use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::volume::error::SessionError;
-use rblk_initiator::volume::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::session::{Credentials, HostIdentity, QueueWish, Session, VolumeClaim};
 use rblk_protocol::{
     AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag,
 };
@@ -367,7 +367,7 @@ impl Client {
         address: &Address,
         volume: &str,
         host: u8,
-        claim: impl Into<Claim>,
+        claim: impl Into<VolumeClaim>,
     ) -> Result<Self, SessionError> {
         Self::prove(address, volume, host, None, claim)
     }
@@ -381,7 +381,7 @@ impl Client {
         volume: &str,
         host: u8,
         credentials: Option<&Credentials>,
-        claim: impl Into<Claim>,
+        claim: impl Into<VolumeClaim>,
     ) -> Result<Self, SessionError> {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");

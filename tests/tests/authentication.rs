@@ -8,7 +8,7 @@ use std::process::Command;
 use rblk_config::Encrypt;
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_initiator::volume::error::SessionError;
-use rblk_initiator::volume::session::{Claim, Credentials};
+use rblk_initiator::volume::session::{Credentials, VolumeClaim};
 use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::{AccessMode, Generation, RejectReason};
 use rblk_tests::bed::pattern;
@@ -70,7 +70,11 @@ impl Bed {
     }
 
     /// A client with a key of its own, which knows the target by its key.
-    fn client(&self, key: &SecretKey, claim: impl Into<Claim>) -> Result<Client, SessionError> {
+    fn client(
+        &self,
+        key: &SecretKey,
+        claim: impl Into<VolumeClaim>,
+    ) -> Result<Client, SessionError> {
         let credentials = Credentials::new(key.clone(), vec![self.key]).unwrap();
         Client::prove(&self.target.address, "a", 1, Some(&credentials), claim)
     }
@@ -94,7 +98,7 @@ fn hosts_that_prove_their_keys_are_served() {
     let refused = bed.client(&two, AccessMode::Exclusive).unwrap_err();
     assert!(refused.to_string().contains("a:ro"), "{refused}");
     let by_force =
-        Claim { mode: AccessMode::Exclusive, take_over: true, generation: Generation::FRESH };
+        VolumeClaim { mode: AccessMode::Exclusive, take_over: true, generation: Generation::FRESH };
     bed.client(&two, by_force).unwrap_err();
     let mut reader = bed.client(&two, AccessMode::ReadOnly).unwrap();
     assert!(reader.read(4096, 8192) == pattern(1, 8192));

@@ -62,9 +62,9 @@ fn a_take_over_is_an_event_of_the_host_that_lost_the_volume() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let _first = Client::connect(&target.address, "m", 1).unwrap();
-    let claim = rblk_initiator::volume::session::Claim {
+    let claim = rblk_initiator::volume::session::VolumeClaim {
         take_over: true,
-        ..rblk_initiator::volume::session::Claim::from(AccessMode::Exclusive)
+        ..rblk_initiator::volume::session::VolumeClaim::from(AccessMode::Exclusive)
     };
     let _second = Client::claim(&target.address, "m", 2, claim).unwrap();
     let fence =

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rblk_fabric::Address;
 use rblk_initiator::engine::io::IoOp;
 use rblk_initiator::volume::error::SessionError;
-use rblk_initiator::volume::session::Claim;
+use rblk_initiator::volume::session::VolumeClaim;
 use rblk_protocol::{AccessMode, Generation};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, free_port, program, run, wait_for};
@@ -41,15 +41,15 @@ fn next_record(dir: &Path) -> PathBuf {
     path.into()
 }
 
-fn returning(generation: Generation) -> Claim {
-    Claim { generation, ..AccessMode::Exclusive.into() }
+fn returning(generation: Generation) -> VolumeClaim {
+    VolumeClaim { generation, ..AccessMode::Exclusive.into() }
 }
 
-fn taking_over() -> Claim {
-    Claim { take_over: true, ..AccessMode::Exclusive.into() }
+fn taking_over() -> VolumeClaim {
+    VolumeClaim { take_over: true, ..AccessMode::Exclusive.into() }
 }
 
-fn claim(at: &Address, host: u8, claim: impl Into<Claim>) -> Result<Client, SessionError> {
+fn claim(at: &Address, host: u8, claim: impl Into<VolumeClaim>) -> Result<Client, SessionError> {
     Client::claim(at, "v", host, claim)
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rblk_initiator::volume::session::Claim;
+use rblk_initiator::volume::session::VolumeClaim;
 use rblk_protocol::{AccessMode, WriteVerifier};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, assert_refused, free_port, program, run};
@@ -222,13 +222,13 @@ fn the_next_holder_reads_only_what_is_durable() {
     let mut first = Client::connect(&target.address, "v", 1).unwrap();
     first.write(0, &pattern(7, LEN));
     drop(first);
-    let taking_over = Claim { take_over: true, ..AccessMode::Exclusive.into() };
+    let taking_over = VolumeClaim { take_over: true, ..AccessMode::Exclusive.into() };
     let mut second = Client::claim(&target.address, "v", 2, taking_over).unwrap();
     assert!(second.read(0, LEN) == pattern(7, LEN));
     let generation = second.volume.generation;
     target.kill();
     let target = start(dir.path(), back);
-    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let claim = VolumeClaim { generation, ..AccessMode::Exclusive.into() };
     let mut second = Client::claim(&target.address, "v", 2, claim).unwrap();
     assert!(second.read(0, LEN) == pattern(7, LEN), "what it has read is there");
 }
@@ -247,7 +247,7 @@ fn a_record_is_old_beside_files_of_the_version_before() {
     });
     std::fs::write(dir.path().join("store1.lineage"), lineage.to_string()).unwrap();
     let target = start(dir.path(), &[("v", "")]);
-    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let claim = VolumeClaim { generation, ..AccessMode::Exclusive.into() };
     let fenced = Client::claim(&target.address, "v", 1, claim).unwrap_err();
     assert!(
         matches!(fenced, rblk_initiator::volume::error::SessionError::Fenced { .. }),
@@ -300,7 +300,7 @@ fn files_of_the_version_before_are_converted() {
     std::fs::write(dir.path().join("store1.lineage"), lineage.to_string()).unwrap();
     let mut target = start(dir.path(), &[("v", ""), ("w", "cache = 'write-back'")]);
     assert_eq!(verifier(&target, "w"), WriteVerifier([1; 16]));
-    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let claim = VolumeClaim { generation, ..AccessMode::Exclusive.into() };
     let client = Client::claim(&target.address, "v", 1, claim).expect("it is known");
     assert_eq!(client.volume.verifier, WriteVerifier([2; 16]));
     drop(client);

@@ -12,7 +12,7 @@ use std::time::Instant;
 use rblk_config::DigestWish;
 use rblk_fabric::{ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::io::{Io, IoOp};
-use rblk_initiator::engine::path::{MemoryIndex, Path as QueuePath, Place, QueueMemory};
+use rblk_initiator::engine::path::{DataPlace, MemoryIndex, Path as QueuePath, QueueMemory};
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
@@ -94,7 +94,7 @@ fn io(op: IoOp, offset: u64, len: usize) -> Io {
 /// Runs one request with its data at that offset of the shared memory.
 fn do_at(engine: &mut Engine, io: Io, offset: usize) -> usize {
     let memory = MemoryIndex::shared(0).unwrap();
-    engine.submit_at(Tag(1), io, Place { memory, offset }).unwrap();
+    engine.submit_at(Tag(1), io, DataPlace { memory, offset }).unwrap();
     let (begun, mut result) = (Instant::now(), None);
     while result.is_none() {
         assert!(begun.elapsed() < DEADLINE, "a request does not end");

@@ -21,10 +21,10 @@ use anyhow::{Context, Result, anyhow};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::{PageKind, Region};
 use rblk_initiator::front::ublk::{
-    Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Queue, QueueConfig,
-    Recovery, Wait,
+    Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, QueueConfig, Recovery,
+    TurnSleep, UblkEvent, UblkQueue,
 };
-use rblk_initiator::queue::WatchToken;
+use rblk_initiator::queue::DescriptorToken;
 
 const START_DEADLINE: Duration = Duration::from_secs(15);
 /// Deadline of the threads, and of each step of the removal.
@@ -150,26 +150,26 @@ fn serve(config: QueueConfig, bell: &EventFd) -> Result<()> {
     let stride = config.max_io_bytes() as usize;
     let memory = Region::allocate(stride * usize::from(config.depth()), PageKind::Normal)?;
     let buffers = Buffers::new(memory, 0, stride, config.depth())?;
-    let mut queue = Queue::new(&config, buffers)?;
+    let mut queue = UblkQueue::new(&config, buffers)?;
     // The device's node goes when the last queue is gone.
     drop(config);
-    queue.watch(bell.as_raw_fd(), WatchToken(0))?;
+    queue.watch(bell.as_raw_fd(), DescriptorToken(0))?;
     queue.fetch_all();
     let mut leaving = false;
     while !leaving && !queue.is_down() {
-        queue.enter(Wait::For(SLEEP))?;
+        queue.enter(TurnSleep::For(SLEEP))?;
         while let Some(event) = queue.next_event() {
             match event {
-                Event::Request(tag, request) => {
+                UblkEvent::Request(tag, request) => {
                     let bytes = i32::try_from(request.data_len()).unwrap_or(i32::MAX);
                     queue.complete(tag, bytes)?;
                 }
-                Event::Watch(_) => leaving = true,
-                Event::Stopping => {}
+                UblkEvent::Watch(_) => leaving = true,
+                UblkEvent::Stopping => {}
                 other => return Err(anyhow!("{other:?}")),
             }
         }
     }
-    queue.enter(Wait::No)?;
+    queue.enter(TurnSleep::No)?;
     Ok(())
 }

@@ -2,18 +2,18 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::failure::Failure;
+use crate::failure::CallFailure;
 
 /// Runs the work of a function. Returns its result, or a negative errno.
 ///
 /// A panic leaves its data behind the lock of its handle. The lock is poisoned then, so the data is
 /// not used again, and the work may be called unwind-safe.
 #[inline]
-pub(crate) fn call<T: From<i32>>(work: impl FnOnce() -> Result<T, Failure>) -> T {
+pub(crate) fn call<T: From<i32>>(work: impl FnOnce() -> Result<T, CallFailure>) -> T {
     let failure = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(result)) => return result,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::new(libc::EIO, "the library failed inside; stderr has the reason"),
+        Err(_) => CallFailure::new(libc::EIO, "the library failed inside; stderr has the reason"),
     };
     failure.tell().into()
 }
@@ -22,9 +22,9 @@ pub(crate) fn call<T: From<i32>>(work: impl FnOnce() -> Result<T, Failure>) -> T
 ///
 /// # Safety
 /// `place` is null, or valid for writing.
-pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Failure> {
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), CallFailure> {
     if place.is_null() || !place.is_aligned() {
-        return Err(Failure::misuse("a null pointer where the result goes"));
+        return Err(CallFailure::misuse("a null pointer where the result goes"));
     }
     // SAFETY: not null, so valid for writing, as the caller says.
     unsafe { place.write(value) };
@@ -40,14 +40,14 @@ pub(crate) unsafe fn fill<T>(
     place: *mut T,
     mut value: T,
     own: impl FnOnce(&mut T, usize),
-) -> Result<(), Failure> {
+) -> Result<(), CallFailure> {
     if place.is_null() || !place.is_aligned() {
-        return Err(Failure::misuse("a null pointer where the result goes"));
+        return Err(CallFailure::misuse("a null pointer where the result goes"));
     }
     // SAFETY: it begins with a `usize`.
     let size = unsafe { place.cast::<usize>().read() };
     if size < size_of::<usize>() {
-        return Err(Failure::misuse("the field `size` of the structure is not set"));
+        return Err(CallFailure::misuse("the field `size` of the structure is not set"));
     }
     let len = size.min(size_of::<T>());
     // So a program that is newer than the library learns the filled length.

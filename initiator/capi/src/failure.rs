@@ -1,4 +1,4 @@
-//! [`Failure`]: the reason why a call failed, as an errno and in plain words. [`rblk_error`]
+//! [`CallFailure`]: the reason why a call failed, as an errno and in plain words. [`rblk_error`]
 //! returns the words of each thread's last failure.
 
 use std::cell::RefCell;
@@ -9,28 +9,28 @@ use rblk_client::Reason;
 
 /// The reason why a call failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CallFailure {
     errno: i32,
-    why: Why,
+    why: FailureText,
 }
 
 /// The words. Requests are refused without an allocation.
 #[derive(Debug)]
-enum Why {
+enum FailureText {
     Words(&'static str),
     Text(String),
     Refused(Reason),
 }
 
-impl Failure {
+impl CallFailure {
     /// A failure with constant words.
     pub(crate) fn new(errno: i32, words: &'static str) -> Self {
-        Self { errno, why: Why::Words(words) }
+        Self { errno, why: FailureText::Words(words) }
     }
 
     /// A failure with the words of an error.
     pub(crate) fn of(errno: i32, error: &dyn fmt::Display) -> Self {
-        Self { errno, why: Why::Text(error.to_string()) }
+        Self { errno, why: FailureText::Text(error.to_string()) }
     }
 
     /// A failure that only a mistake of the program can cause.
@@ -45,17 +45,17 @@ impl Failure {
     }
 }
 
-impl From<Reason> for Failure {
+impl From<Reason> for CallFailure {
     fn from(reason: Reason) -> Self {
         let errno = match reason {
             Reason::Full { .. } => libc::EAGAIN,
             _ => libc::EINVAL,
         };
-        Self { errno, why: Why::Refused(reason) }
+        Self { errno, why: FailureText::Refused(reason) }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for FailureText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Words(words) => f.write_str(words),
@@ -69,17 +69,18 @@ impl fmt::Display for Why {
 const TEXT_MAX: usize = 2048;
 
 thread_local! {
-    static LAST: RefCell<Text> = const { RefCell::new(Text { bytes: [0; TEXT_MAX], len: 0 }) };
+    static LAST: RefCell<LastErrorText> =
+        const { RefCell::new(LastErrorText { bytes: [0; TEXT_MAX], len: 0 }) };
 }
 
 /// A text that ends with a zero, in a place that does not move.
-struct Text {
+struct LastErrorText {
     bytes: [u8; TEXT_MAX],
     len: usize,
 }
 
-impl Text {
-    fn set(&mut self, why: &Why) {
+impl LastErrorText {
+    fn set(&mut self, why: &FailureText) {
         self.len = 0;
         // The write never fails: text beyond the buffer is cut off.
         let _ = write!(self, "{why}");
@@ -87,7 +88,7 @@ impl Text {
     }
 }
 
-impl Write for Text {
+impl Write for LastErrorText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for character in text.chars() {
             // C would take it for the end.
@@ -133,19 +134,19 @@ mod tests {
     #[test]
     fn each_thread_has_its_own_last_error() {
         assert_eq!(last(), "");
-        assert_eq!(Failure::new(5, "first, and longer").tell(), -5);
-        assert_eq!(Failure::from(Reason::Full { depth: 3 }).tell(), -libc::EAGAIN);
+        assert_eq!(CallFailure::new(5, "first, and longer").tell(), -5);
+        assert_eq!(CallFailure::from(Reason::Full { depth: 3 }).tell(), -libc::EAGAIN);
         assert!(last().starts_with("the queue has 3 requests"), "{}", last());
         assert!(!last().contains("longer"));
         std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
-        assert_eq!(Failure::of(1, &"a\0b").tell(), -1);
+        assert_eq!(CallFailure::of(1, &"a\0b").tell(), -1);
         assert_eq!(last(), "a b");
     }
 
     #[test]
     fn a_text_without_end_is_cut_between_characters() {
         let long = "\u{fc}".repeat(TEXT_MAX);
-        Failure::of(1, &long).tell();
+        CallFailure::of(1, &long).tell();
         assert_eq!(last(), &long[..TEXT_MAX - 2]);
     }
 }

@@ -1,22 +1,22 @@
-//! [`Handle`]: a program's handle of a volume or a queue.
+//! [`ProgramHandle`]: a program's handle of a volume or a queue.
 //!
-//! A handle is memory that is never freed: [`Handle::open`] reuses closed ones. So a program that
-//! uses a handle after its close, or closes it twice, gets an error, or meets the handle that was
-//! opened later, as with file descriptors; the memory never holds anything else.
+//! A handle is memory that is never freed: [`ProgramHandle::open`] reuses closed ones. So a program
+//! that uses a handle after its close, or closes it twice, gets an error, or meets the handle that
+//! was opened later, as with file descriptors; the memory never holds anything else.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use crate::failure::Failure;
+use crate::failure::CallFailure;
 
 /// A volume or a queue.
-pub(crate) struct Handle<T: 'static> {
+pub(crate) struct ProgramHandle<T: 'static> {
     value: Mutex<Option<T>>,
 }
 
 /// The content of a handle.
-pub(crate) trait Held: Sized {
+pub(crate) trait HandleContent: Sized {
     /// The closed handles.
-    fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>>;
+    fn closed() -> &'static Mutex<Vec<&'static ProgramHandle<Self>>>;
 }
 
 /// The locked content of a handle.
@@ -26,7 +26,7 @@ const NULL: &str = "a null pointer where a handle is needed";
 const CLOSED: &str = "the handle is closed";
 const BROKEN: &str = "a call with this handle failed inside the library: close it";
 
-impl<T: Held> Handle<T> {
+impl<T: HandleContent> ProgramHandle<T> {
     /// Makes a handle for a value.
     pub(crate) fn open(value: T) -> *mut Self {
         let used = T::closed().lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -39,9 +39,9 @@ impl<T: Held> Handle<T> {
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
-    unsafe fn at(pointer: *mut Self) -> Result<&'static Self, Failure> {
+    unsafe fn at(pointer: *mut Self) -> Result<&'static Self, CallFailure> {
         if pointer.is_null() || !pointer.is_aligned() {
-            return Err(Failure::misuse(NULL));
+            return Err(CallFailure::misuse(NULL));
         }
         // SAFETY: it is from `open`, so it lives as long as the process, and is shared only.
         Ok(unsafe { &*pointer })
@@ -51,10 +51,10 @@ impl<T: Held> Handle<T> {
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
-    pub(crate) unsafe fn wait(pointer: *mut Self) -> Result<Open<T>, Failure> {
+    pub(crate) unsafe fn wait(pointer: *mut Self) -> Result<Open<T>, CallFailure> {
         // SAFETY: as the caller says.
         let handle = unsafe { Self::at(pointer) }?;
-        handle.value.lock().map_err(|_| Failure::new(libc::EIO, BROKEN))
+        handle.value.lock().map_err(|_| CallFailure::new(libc::EIO, BROKEN))
     }
 
     /// Locks a handle that one thread may use at a time. Does not wait.
@@ -62,15 +62,15 @@ impl<T: Held> Handle<T> {
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
     #[inline]
-    pub(crate) unsafe fn enter(pointer: *mut Self) -> Result<Open<T>, Failure> {
+    pub(crate) unsafe fn enter(pointer: *mut Self) -> Result<Open<T>, CallFailure> {
         // SAFETY: as the caller says.
         let handle = unsafe { Self::at(pointer) }?;
         handle.value.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Failure::new(
+            TryLockError::WouldBlock => CallFailure::new(
                 libc::EBUSY,
                 "another thread is using the queue: each thread needs a queue of its own",
             ),
-            TryLockError::Poisoned(_) => Failure::new(libc::EIO, BROKEN),
+            TryLockError::Poisoned(_) => CallFailure::new(libc::EIO, BROKEN),
         })
     }
 
@@ -78,14 +78,14 @@ impl<T: Held> Handle<T> {
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
-    pub(crate) unsafe fn close(pointer: *mut Self) -> Result<T, Failure> {
+    pub(crate) unsafe fn close(pointer: *mut Self) -> Result<T, CallFailure> {
         // SAFETY: as the caller says.
         let handle = unsafe { Self::at(pointer) }?;
         let value = match handle.value.try_lock() {
             Ok(mut value) => value.take(),
             Err(TryLockError::Poisoned(broken)) => broken.into_inner().take(),
             Err(TryLockError::WouldBlock) => {
-                return Err(Failure::new(libc::EBUSY, "another thread is using the handle"));
+                return Err(CallFailure::new(libc::EBUSY, "another thread is using the handle"));
             }
         };
         let value = value.ok_or_else(closed)?;
@@ -97,35 +97,35 @@ impl<T: Held> Handle<T> {
 
 /// The content of an open handle.
 #[inline]
-pub(crate) fn opened<T>(open: &mut Open<T>) -> Result<&mut T, Failure> {
+pub(crate) fn opened<T>(open: &mut Open<T>) -> Result<&mut T, CallFailure> {
     open.as_mut().ok_or_else(closed)
 }
 
-fn closed() -> Failure {
-    Failure::new(libc::EBADF, CLOSED)
+fn closed() -> CallFailure {
+    CallFailure::new(libc::EBADF, CLOSED)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    impl Held for u32 {
-        fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
-            static CLOSED: Mutex<Vec<&Handle<u32>>> = Mutex::new(Vec::new());
+    impl HandleContent for u32 {
+        fn closed() -> &'static Mutex<Vec<&'static ProgramHandle<Self>>> {
+            static CLOSED: Mutex<Vec<&ProgramHandle<u32>>> = Mutex::new(Vec::new());
             &CLOSED
         }
     }
 
-    fn enter(handle: *mut Handle<u32>) -> Result<u32, i32> {
+    fn enter(handle: *mut ProgramHandle<u32>) -> Result<u32, i32> {
         // SAFETY: it is from `open`, or null.
-        let open = unsafe { Handle::enter(handle) };
+        let open = unsafe { ProgramHandle::enter(handle) };
         let result = open.and_then(|mut open| opened(&mut open).copied());
         result.map_err(|failure| failure.tell())
     }
 
-    fn close(handle: *mut Handle<u32>) -> Result<u32, i32> {
+    fn close(handle: *mut ProgramHandle<u32>) -> Result<u32, i32> {
         // SAFETY: it is from `open`, or null.
-        unsafe { Handle::close(handle) }.map_err(|failure| failure.tell())
+        unsafe { ProgramHandle::close(handle) }.map_err(|failure| failure.tell())
     }
 
     // One test: the handles of a type are shared by all threads.
@@ -133,29 +133,29 @@ mod tests {
     fn every_use_of_a_handle_is_defined() {
         assert_eq!(enter(std::ptr::null_mut()), Err(-libc::EINVAL));
         assert_eq!(close(std::ptr::null_mut()), Err(-libc::EINVAL));
-        let (one, two) = (Handle::open(1), Handle::open(2));
+        let (one, two) = (ProgramHandle::open(1), ProgramHandle::open(2));
         assert_eq!((enter(one), enter(two)), (Ok(1), Ok(2)));
 
         // SAFETY: it is from `open`.
-        let inside = unsafe { Handle::enter(one) }.unwrap();
+        let inside = unsafe { ProgramHandle::enter(one) }.unwrap();
         assert_eq!((enter(one), close(one)), (Err(-libc::EBUSY), Err(-libc::EBUSY)));
         drop(inside);
 
         assert_eq!(close(one), Ok(1));
         assert_eq!((enter(one), close(one)), (Err(-libc::EBADF), Err(-libc::EBADF)));
-        assert!(std::ptr::eq(Handle::open(3), one), "its memory is used again");
+        assert!(std::ptr::eq(ProgramHandle::open(3), one), "its memory is used again");
         assert_eq!((enter(one), enter(two)), (Ok(3), Ok(2)));
 
         // A handle after a panic is not used again, but can be closed.
         let address = one.addr();
         let result = std::thread::spawn(move || {
             // SAFETY: the address of a handle.
-            let _inside = unsafe { Handle::enter(address as *mut Handle<u32>) };
+            let _inside = unsafe { ProgramHandle::enter(address as *mut ProgramHandle<u32>) };
             panic!("deliberate");
         });
         assert!(result.join().is_err());
         assert_eq!(enter(one), Err(-libc::EIO));
         assert_eq!(close(one), Ok(3));
-        assert_eq!(enter(Handle::open(4)), Ok(4));
+        assert_eq!(enter(ProgramHandle::open(4)), Ok(4));
     }
 }

@@ -8,10 +8,10 @@
 //!   of the queue. The header states the conditions that cannot be checked.
 //! - The functions for requests and completions allocate nothing.
 
+mod c_options;
 mod call;
 mod failure;
 mod handle;
-mod options;
 mod queue;
-mod requests;
+mod submit;
 mod volume;

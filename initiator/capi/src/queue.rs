@@ -8,14 +8,14 @@ use std::time::Duration;
 use rblk_client::{Buffer, Completion, Queue, Request};
 
 use crate::call::{call, fill};
-use crate::failure::Failure;
-use crate::handle::{Handle, Held, opened};
+use crate::failure::CallFailure;
+use crate::handle::{HandleContent, ProgramHandle, opened};
 
 /// A queue: `struct rblk_queue`.
-pub(crate) type QueueHandle = Handle<Driven>;
+pub(crate) type QueueHandle = ProgramHandle<Driven>;
 
-impl Held for Driven {
-    fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
+impl HandleContent for Driven {
+    fn closed() -> &'static Mutex<Vec<&'static ProgramHandle<Self>>> {
         static CLOSED: Mutex<Vec<&QueueHandle>> = Mutex::new(Vec::new());
         &CLOSED
     }
@@ -59,10 +59,10 @@ pub(crate) struct rblk_counts {
 
 /// The address of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place(*mut u8);
+struct BufferAddress(*mut u8);
 
 // SAFETY: only the address is used: nothing here reads or writes the memory behind it.
-unsafe impl Send for Place {}
+unsafe impl Send for BufferAddress {}
 
 /// A queue with its buffers, and the completions that the program did not receive yet.
 pub(crate) struct Driven {
@@ -70,7 +70,7 @@ pub(crate) struct Driven {
     /// By number. A buffer is in its request, or here.
     buffers: Box<[Option<Buffer>]>,
     /// Addresses of the buffers, in the order of the numbers. They do not move.
-    places: Box<[Place]>,
+    places: Box<[BufferAddress]>,
     /// Bytes of each.
     capacity: usize,
     done: Vec<Completion>,
@@ -80,13 +80,13 @@ pub(crate) struct Driven {
 
 impl Driven {
     /// A queue with all its buffers free.
-    pub(crate) fn new(mut queue: Queue) -> Result<Self, Failure> {
+    pub(crate) fn new(mut queue: Queue) -> Result<Self, CallFailure> {
         let mut buffers: Vec<Buffer> = std::iter::from_fn(|| queue.buffer()).collect();
         buffers.sort_by_key(|buffer| buffer.as_ptr().addr());
         let Some(capacity) = buffers.first().map(Buffer::capacity) else {
-            return Err(Failure::new(libc::ENOMEM, "a queue without a buffer"));
+            return Err(CallFailure::new(libc::ENOMEM, "a queue without a buffer"));
         };
-        let places = buffers.iter_mut().map(|buffer| Place(buffer.as_mut_ptr())).collect();
+        let places = buffers.iter_mut().map(|buffer| BufferAddress(buffer.as_mut_ptr())).collect();
         let buffers = buffers.into_iter().map(Some).collect();
         let done = Vec::with_capacity(queue.depth());
         Ok(Self { queue, buffers, places, capacity, done, told: 0 })
@@ -94,14 +94,14 @@ impl Driven {
 
     /// The number of the buffer at that address.
     #[inline]
-    fn number(&self, place: *const c_void) -> Result<usize, Failure> {
+    fn number(&self, place: *const c_void) -> Result<usize, CallFailure> {
         // The buffers lie at equal distances.
         let first = self.places[0].0.addr();
         let distance = self.places.get(1).map_or(usize::MAX, |second| second.0.addr() - first);
         let guess = place.addr().wrapping_sub(first) / distance;
         match self.places.get(guess) {
             Some(found) if found.0.addr() == place.addr() => Ok(guess),
-            _ => Err(Failure::misuse(
+            _ => Err(CallFailure::misuse(
                 "the data does not begin where a buffer of this queue does: see rblk_queue_buffer",
             )),
         }
@@ -109,14 +109,14 @@ impl Driven {
 
     /// Whether there is room for one more request.
     #[inline]
-    fn check_room(&self) -> Result<(), Failure> {
+    fn check_room(&self) -> Result<(), CallFailure> {
         // Undelivered completions count, too: so their number is bounded.
         let untold = self.done.len() - self.told;
         if self.queue.under_way() + untold < self.queue.depth() {
             return Ok(());
         }
         let words = "as many requests as the queue is deep are under way: take completions first";
-        Err(Failure::new(libc::EAGAIN, words))
+        Err(CallFailure::new(libc::EAGAIN, words))
     }
 
     /// Takes a request with data.
@@ -125,39 +125,39 @@ impl Driven {
         &mut self,
         place: *const c_void,
         request: impl FnOnce(Buffer) -> Request,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         self.check_room()?;
         let number = self.number(place)?;
         let buffer = self.buffers[number].take().ok_or_else(|| {
-            Failure::new(libc::EBUSY, "the buffer is in a request that is under way")
+            CallFailure::new(libc::EBUSY, "the buffer is in a request that is under way")
         })?;
         self.queue.submit(request(buffer)).map_err(|refused| {
             self.buffers[number] = refused.request.into_buffer();
-            Failure::from(refused.reason)
+            CallFailure::from(refused.reason)
         })
     }
 
     /// Takes a request without data.
     #[inline]
-    pub(crate) fn submit(&mut self, request: Request) -> Result<(), Failure> {
+    pub(crate) fn submit(&mut self, request: Request) -> Result<(), CallFailure> {
         self.check_room()?;
-        self.queue.submit(request).map_err(|refused| Failure::from(refused.reason))
+        self.queue.submit(request).map_err(|refused| CallFailure::from(refused.reason))
     }
 
     /// Polls for completions, and delivers them.
     #[inline]
     fn look(
         &mut self,
-        told: &mut Told,
+        told: &mut CompletionArray,
         look: impl FnOnce(&mut Queue, &mut Vec<Completion>) -> std::io::Result<usize>,
-    ) -> Result<c_int, Failure> {
+    ) -> Result<c_int, CallFailure> {
         self.done.drain(..self.told);
         self.told = 0;
         let looked = look(&mut self.queue, &mut self.done);
         if let Err(error) = looked {
             // Deliver completions first.
             if self.done.is_empty() {
-                return Err(Failure::of(libc::EIO, &error));
+                return Err(CallFailure::of(libc::EIO, &error));
             }
         }
         while self.told < self.done.len() && told.has_room() {
@@ -181,21 +181,21 @@ impl Driven {
 }
 
 /// The place for delivered completions.
-struct Told {
+struct CompletionArray {
     place: *mut rblk_completion,
     most: c_int,
     count: c_int,
 }
 
-impl Told {
+impl CompletionArray {
     /// # Safety
     /// `place` is valid for writing `most` completions, or `most` is not positive.
-    unsafe fn new(place: *mut rblk_completion, most: c_int) -> Result<Self, Failure> {
+    unsafe fn new(place: *mut rblk_completion, most: c_int) -> Result<Self, CallFailure> {
         if most < 0 {
-            return Err(Failure::misuse("a negative number of completions"));
+            return Err(CallFailure::misuse("a negative number of completions"));
         }
         if most > 0 && (place.is_null() || !place.is_aligned()) {
-            return Err(Failure::misuse("a null pointer where completions go"));
+            return Err(CallFailure::misuse("a null pointer where completions go"));
         }
         Ok(Self { place, most, count: 0 })
     }
@@ -224,11 +224,11 @@ impl Told {
 #[inline]
 pub(crate) unsafe fn with<T: From<i32>>(
     queue: *mut QueueHandle,
-    work: impl FnOnce(&mut Driven) -> Result<T, Failure>,
+    work: impl FnOnce(&mut Driven) -> Result<T, CallFailure>,
 ) -> T {
     call(|| {
         // SAFETY: as the caller says.
-        let mut open = unsafe { Handle::enter(queue) }?;
+        let mut open = unsafe { ProgramHandle::enter(queue) }?;
         work(opened(&mut open)?)
     })
 }
@@ -241,7 +241,7 @@ pub(crate) unsafe fn with<T: From<i32>>(
 pub(crate) unsafe extern "C" fn rblk_queue_destroy(queue: *mut QueueHandle) -> c_int {
     call(|| {
         // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
-        drop(unsafe { Handle::close(queue) }?);
+        drop(unsafe { ProgramHandle::close(queue) }?);
         Ok(0)
     })
 }
@@ -296,7 +296,7 @@ pub(crate) unsafe extern "C" fn rblk_queue_buffer(
             let number = usize::try_from(number).ok();
             let found = number.and_then(|number| driven.places.get(number));
             let found = found.ok_or_else(|| {
-                Failure::misuse("a number of a buffer that the queue does not have")
+                CallFailure::misuse("a number of a buffer that the queue does not have")
             })?;
             place = found.0.cast();
             Ok(0)
@@ -326,7 +326,7 @@ pub(crate) unsafe extern "C" fn rblk_arm(queue: *mut QueueHandle) -> c_int {
         if driven.told < driven.done.len() {
             return Ok(0);
         }
-        let longest = driven.queue.arm().map_err(|error| Failure::of(libc::EIO, &error))?;
+        let longest = driven.queue.arm().map_err(|error| CallFailure::of(libc::EIO, &error))?;
         Ok(longest.map_or(0, milliseconds))
     };
     // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
@@ -351,7 +351,7 @@ pub(crate) unsafe extern "C" fn rblk_poll(
 ) -> c_int {
     let poll = |driven: &mut Driven| {
         // SAFETY: a place for `most` completions, as the caller says.
-        let mut told = unsafe { Told::new(completions, most) }?;
+        let mut told = unsafe { CompletionArray::new(completions, most) }?;
         driven.look(&mut told, Queue::poll)
     };
     // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
@@ -371,9 +371,9 @@ pub(crate) unsafe extern "C" fn rblk_wait(
 ) -> c_int {
     let wait = |driven: &mut Driven| {
         // SAFETY: a place for `most` completions, as the caller says.
-        let mut told = unsafe { Told::new(completions, most) }?;
+        let mut told = unsafe { CompletionArray::new(completions, most) }?;
         let Ok(longest) = u64::try_from(longest_ms) else {
-            return Err(Failure::misuse("a negative time to wait: every wait has an end"));
+            return Err(CallFailure::misuse("a negative time to wait: every wait has an end"));
         };
         let longest = Duration::from_millis(longest);
         driven.look(&mut told, |queue, done| match done.is_empty() {

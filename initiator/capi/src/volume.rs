@@ -5,17 +5,17 @@ use std::sync::Mutex;
 
 use rblk_client::{OpenError, State, Volume};
 
+use crate::c_options::{self, rblk_options};
 use crate::call::{call, fill, put};
-use crate::failure::Failure;
-use crate::handle::{Handle, Held, opened};
-use crate::options::{self, rblk_options};
+use crate::failure::CallFailure;
+use crate::handle::{HandleContent, ProgramHandle, opened};
 use crate::queue::{Driven, QueueHandle};
 
 /// A volume: `struct rblk_volume`.
-pub(crate) type VolumeHandle = Handle<Volume>;
+pub(crate) type VolumeHandle = ProgramHandle<Volume>;
 
-impl Held for Volume {
-    fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
+impl HandleContent for Volume {
+    fn closed() -> &'static Mutex<Vec<&'static ProgramHandle<Self>>> {
         static CLOSED: Mutex<Vec<&VolumeHandle>> = Mutex::new(Vec::new());
         &CLOSED
     }
@@ -58,8 +58,8 @@ fn number(state: State) -> u32 {
     }
 }
 
-fn not_open(error: &OpenError) -> Failure {
-    Failure::of(if error.is_transient() { libc::EAGAIN } else { libc::EIO }, error)
+fn not_open(error: &OpenError) -> CallFailure {
+    CallFailure::of(if error.is_transient() { libc::EAGAIN } else { libc::EIO }, error)
 }
 
 /// Opens a volume.
@@ -75,10 +75,10 @@ pub(crate) unsafe extern "C" fn rblk_open(
         // SAFETY: null, or a place for a handle, as the caller says.
         unsafe { put(volume, std::ptr::null_mut()) }?;
         // SAFETY: null or valid, as the caller says.
-        let options = unsafe { options::read(options) }?;
+        let options = unsafe { c_options::read(options) }?;
         let opened = options.open().map_err(|error| not_open(&error))?;
         // SAFETY: as above.
-        unsafe { put(volume, Handle::open(opened)) }?;
+        unsafe { put(volume, ProgramHandle::open(opened)) }?;
         Ok(0)
     })
 }
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn rblk_volume_status(
 ) -> c_int {
     call(|| {
         // SAFETY: null, or a handle of `rblk_open`, as the caller says.
-        let mut open = unsafe { Handle::wait(volume) }?;
+        let mut open = unsafe { ProgramHandle::wait(volume) }?;
         let volume = opened(&mut open)?;
         let now = rblk_status {
             size: 0,
@@ -126,14 +126,14 @@ pub(crate) unsafe extern "C" fn rblk_queue_create(
         // SAFETY: null, or a place for a handle, as the caller says.
         unsafe { put(queue, std::ptr::null_mut()) }?;
         // SAFETY: null, or a handle of `rblk_open`, as the caller says.
-        let mut open = unsafe { Handle::wait(volume) }?;
+        let mut open = unsafe { ProgramHandle::wait(volume) }?;
         let next = opened(&mut open)?.queue().ok_or_else(|| {
             let words = "all queues of the volume are given out: open it with more `queues`";
-            Failure::new(libc::ENOENT, words)
+            CallFailure::new(libc::ENOENT, words)
         })?;
         let driven = Driven::new(next)?;
         // SAFETY: as above.
-        unsafe { put(queue, Handle::open(driven)) }?;
+        unsafe { put(queue, ProgramHandle::open(driven)) }?;
         Ok(0)
     })
 }
@@ -146,8 +146,8 @@ pub(crate) unsafe extern "C" fn rblk_queue_create(
 pub(crate) unsafe extern "C" fn rblk_close(volume: *mut VolumeHandle) -> c_int {
     call(|| {
         // SAFETY: null, or a handle of `rblk_open`, as the caller says.
-        let volume = unsafe { Handle::close(volume) }?;
-        volume.close().map_err(|error| Failure::of(libc::ETIMEDOUT, &error))?;
+        let volume = unsafe { ProgramHandle::close(volume) }?;
+        volume.close().map_err(|error| CallFailure::of(libc::ETIMEDOUT, &error))?;
         Ok(0)
     })
 }

@@ -13,8 +13,8 @@ use rblk_initiator::commands::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
     exit_of,
 };
-use rblk_initiator::daemon::journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::log_file::LogFile;
+use rblk_initiator::daemon::mount_journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::probe::Wanted;
 use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     };
     let output = cli.output;
     let (log, writer) = Log::new();
-    let mut lines = Lines { log, journal: None, fields: MountFields::default(), output };
+    let mut lines = LogLines { log, journal: None, fields: MountFields::default(), output };
     let result = match cli.command {
         Command::Mount(args) => {
             lines.begin(writer, args.verbose);
@@ -107,7 +107,7 @@ fn die_of_closed_pipes() {
 
 /// The lines of the log and their output: the journal if it reads the standard error, or the file
 /// of the mount, or the standard error.
-struct Lines {
+struct LogLines {
     log: Log,
     // `None` once the thread of the log has it.
     journal: Option<MountJournal>,
@@ -116,7 +116,7 @@ struct Lines {
     output: Output,
 }
 
-impl Lines {
+impl LogLines {
     /// Starts the log. No line was written before.
     fn begin(&mut self, writer: LogWriter, verbose: u8) {
         self.journal = MountJournal::of_stderr(self.fields.clone());
@@ -170,7 +170,7 @@ fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
         .init();
 }
 
-fn mount(args: &MountArgs, lines: &mut Lines) -> anyhow::Result<()> {
+fn mount(args: &MountArgs, lines: &mut LogLines) -> anyhow::Result<()> {
     serve(args.foreground, lines, async |lines, on_ready| {
         let configured = args.configured()?;
         let config = &configured.config;
@@ -183,7 +183,7 @@ fn mount(args: &MountArgs, lines: &mut Lines) -> anyhow::Result<()> {
     })
 }
 
-fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
+fn vhost(args: &VhostArgs, lines: &mut LogLines) -> anyhow::Result<()> {
     serve(args.mount.foreground, lines, async |lines, on_ready| {
         let configured = args.configured()?;
         let config = &configured.config;
@@ -199,7 +199,7 @@ fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
     })
 }
 
-fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
+fn recover(args: &RecoverArgs, lines: &mut LogLines) -> anyhow::Result<()> {
     let Some(name) = &args.which.name else {
         anyhow::bail!("rblk-initiatord serves one mount: name it");
     };
@@ -219,8 +219,8 @@ fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
 /// Serves a mount to its end, and reports the result of its start.
 fn serve(
     foreground: bool,
-    lines: &mut Lines,
-    mount: impl AsyncFnOnce(&mut Lines, OnReady<'_>) -> anyhow::Result<()>,
+    lines: &mut LogLines,
+    mount: impl AsyncFnOnce(&mut LogLines, OnReady<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut reported = false;
     let (fields, output) = (lines.fields.clone(), lines.output);
@@ -283,7 +283,7 @@ fn report(foreground: bool, report: &Report, output: Output) {
 /// otherwise its exit can wait for a file system on its own device. Its allocations must not wait
 /// for writeback, and its pages must not be swapped to the device. Then the process drops the
 /// rights that it does not need any more. It has one thread.
-fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
+fn prepare_process(lines: &mut LogLines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     if !nix::unistd::geteuid().is_root() {
         return Err(rblk_initiator::mount::NotRoot.into());
@@ -309,7 +309,7 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
 
 /// Prepares this process to serve the disk of a guest. No file system of this host is on it. A user
 /// other than root keeps the present limits.
-fn prepare_for_guest(lines: &mut Lines) -> anyhow::Result<()> {
+fn prepare_for_guest(lines: &mut LogLines) -> anyhow::Result<()> {
     raise_limits();
     precautions::take(OOM_SCORE);
     settle_process(lines)
@@ -327,7 +327,7 @@ fn raise_limits() {
 }
 
 /// Drops unneeded privileges, and starts the log.
-fn settle_process(lines: &mut Lines) -> anyhow::Result<()> {
+fn settle_process(lines: &mut LogLines) -> anyhow::Result<()> {
     // Not earlier, as --config may be relative. A directory in use cannot be unmounted.
     std::env::set_current_dir("/").context("the directory /")?;
     load_tls();

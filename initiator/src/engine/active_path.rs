@@ -12,20 +12,20 @@ use rblk_protocol::{
 };
 
 use super::PathEnd;
-use super::answer::{Answer, LaneIndex};
+use super::answer::{CommandAnswer, LaneIndex};
 use super::beat::Due;
-use super::lane::{Lane, WrKind};
+use super::lane::{CompletedWr, Lane};
 use super::path::{DeadPath, Path, Tested};
 use super::pulse::Pulse;
 use super::stats::QueueStats;
-use super::terms::Terms;
+use super::terms::PathTerms;
 
 /// The content of a completion.
-pub(super) enum Arrival {
+pub(super) enum LaneArrival {
     /// No answer: SENDs are done.
     None,
     /// A READ was answered by a WRITE_WITH_IMM.
-    Immediate(Answer),
+    Immediate(CommandAnswer),
     /// A list of responses, at that offset of the slots.
     Responses { by: LaneIndex, list: ResponseList, at: usize },
 }
@@ -44,7 +44,7 @@ pub(super) enum BeatDue {
 /// A path in use.
 pub(super) struct ActivePath {
     poller: Box<dyn Poller>,
-    terms: Terms,
+    terms: PathTerms,
     // Common to all lanes: no two commands of a path have one number.
     sequence: Sequence,
     // Every lane has passed its self-test.
@@ -64,7 +64,7 @@ impl ActivePath {
         let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
         let lane_bytes = path.lane_bytes;
         if let Some(Tested { lanes, sequence }) = path.tested {
-            let terms = Terms::new(memory, accept, epoch, volume, lane_bytes);
+            let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
             let lanes = lanes.into_iter().enumerate();
             let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
             let path = Self { poller, terms, sequence, ready: true, queued: false, lanes, lane_of };
@@ -91,7 +91,7 @@ impl ActivePath {
             let connections = attached.into_iter().chain(left).collect();
             return Err(Box::new(DeadPath { connections, poller, memory }));
         }
-        let terms = Terms::new(memory, accept, epoch, volume, lane_bytes);
+        let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
         let mut sequence = Sequence(0);
         let lanes = qps.iter().enumerate().map(|(index, qp)| {
             sequence = sequence.next();
@@ -129,7 +129,7 @@ impl ActivePath {
     }
 
     #[inline]
-    pub(super) fn terms(&self) -> &Terms {
+    pub(super) fn terms(&self) -> &PathTerms {
         &self.terms
     }
 
@@ -153,7 +153,7 @@ impl ActivePath {
 
     /// Takes a completion. Inlined, so that no arrival is copied.
     #[inline(always)]
-    pub(super) fn take(&mut self, completion: &Completion) -> Result<Arrival, PathEnd> {
+    pub(super) fn take(&mut self, completion: &Completion) -> Result<LaneArrival, PathEnd> {
         if completion.status != WcStatus::Success {
             return Err(PathEnd::Lost(completion.status));
         }
@@ -161,12 +161,12 @@ impl ActivePath {
             return Err(broken("completion of an unknown QP"));
         };
         let (lane, terms) = self.lane(by);
-        let slot = match WrKind::of(completion.id) {
-            WrKind::Send => {
+        let slot = match CompletedWr::of(completion.id) {
+            CompletedWr::Send => {
                 lane.send_completed();
-                return Ok(Arrival::None);
+                return Ok(LaneArrival::None);
             }
-            WrKind::Recv(slot) => slot,
+            CompletedWr::Recv(slot) => slot,
         };
         if slot >= terms.layout().recv_slots() {
             return Err(broken("completion of an unknown RECV"));
@@ -182,14 +182,21 @@ impl ActivePath {
                 }
                 let (tag, check, status) = (imm.tag, imm.check, Status::Ok);
                 let written = completion.byte_len;
-                Ok(Arrival::Immediate(Answer { by, tag, status, check, immediate: true, written }))
+                Ok(LaneArrival::Immediate(CommandAnswer {
+                    by,
+                    tag,
+                    status,
+                    check,
+                    immediate: true,
+                    written,
+                }))
             }
             WcOpcode::Recv => {
                 let bytes = completion.byte_len as usize;
                 let list = ResponseList::new(bytes, terms.with_lists(), terms.layout().depth)
                     .map_err(|_| unreadable())?
                     .with_digests(terms.with_digests());
-                Ok(Arrival::Responses { by, list, at })
+                Ok(LaneArrival::Responses { by, list, at })
             }
             _ => Err(broken("a RECV completed as something else")),
         }
@@ -202,7 +209,7 @@ impl ActivePath {
         by: LaneIndex,
         list: &mut ResponseList,
         at: usize,
-    ) -> Option<Result<Answer, PathEnd>> {
+    ) -> Option<Result<CommandAnswer, PathEnd>> {
         let slots = self.terms.memory().slots.region();
         let response = list.take(|from, bytes| slots.read(at + from, bytes))?;
         let bad = |error| match error {
@@ -211,13 +218,13 @@ impl ActivePath {
         };
         Some(response.map_err(bad).map(|response| {
             let (tag, status, check) = (response.tag, response.status, response.check);
-            Answer { by, tag, status, check, immediate: false, written: 0 }
+            CommandAnswer { by, tag, status, check, immediate: false, written: 0 }
         }))
     }
 
     /// Takes an answer to a command of the connection itself. Returns whether it completed a lane's
     /// self-test.
-    pub(super) fn own_answer(&mut self, answer: &Answer) -> Result<bool, PathEnd> {
+    pub(super) fn own_answer(&mut self, answer: &CommandAnswer) -> Result<bool, PathEnd> {
         let (lane, terms) = self.lane(answer.by);
         let passed = lane.own_answer(terms, answer)?;
         if passed {
@@ -314,7 +321,7 @@ impl ActivePath {
 
     /// The lane with an index from [`Self::find`] or [`Self::choose`].
     #[inline]
-    fn lane(&mut self, index: LaneIndex) -> (&mut Lane, &Terms) {
+    fn lane(&mut self, index: LaneIndex) -> (&mut Lane, &PathTerms) {
         (&mut self.lanes[usize::from(index.0)], &self.terms)
     }
 

@@ -1,4 +1,4 @@
-//! [`Answer`]: the target's answer to one command, and the lane that it came by.
+//! [`CommandAnswer`]: the target's answer to one command, and the lane that it came by.
 
 use rblk_protocol::{Sequence, Status, Tag};
 
@@ -12,7 +12,7 @@ impl LaneIndex {
 }
 
 /// An answer, by immediate or in a list.
-pub(super) struct Answer {
+pub(super) struct CommandAnswer {
     pub(super) by: LaneIndex,
     pub(super) tag: Tag,
     pub(super) status: Status,
@@ -23,7 +23,7 @@ pub(super) struct Answer {
     pub(super) written: u32,
 }
 
-impl Answer {
+impl CommandAnswer {
     /// Whether it can be the answer to the command of that sequence.
     #[inline]
     pub(super) fn answers(&self, sequence: Sequence) -> bool {

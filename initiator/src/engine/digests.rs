@@ -29,7 +29,7 @@ pub struct DigestFailure {
 
 /// The fate of an answered request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum AnswerVerdict {
     /// The request is done, with this status.
     Done(Status),
     /// The data was damaged: send the request once again.
@@ -111,8 +111,10 @@ impl Digests {
 
     /// Handles the answer to any other read or write, and returns the fate of the request. A READ
     /// with the status [`Status::Ok`] did not get all its data.
-    pub(super) fn answered(&mut self, tag: Tag, io: &Io, status: Status) -> Verdict {
-        let Some(of_tag) = self.of_tag.get_mut(tag.index()) else { return Verdict::Done(status) };
+    pub(super) fn answered(&mut self, tag: Tag, io: &Io, status: Status) -> AnswerVerdict {
+        let Some(of_tag) = self.of_tag.get_mut(tag.index()) else {
+            return AnswerVerdict::Done(status);
+        };
         let is_read = io.op == IoOp::Read;
         let lost = match status {
             Status::Ok => is_read,
@@ -121,17 +123,17 @@ impl Digests {
         };
         if lost && !of_tag.tried_again {
             of_tag.tried_again = true;
-            return Verdict::Again;
+            return AnswerVerdict::Again;
         }
         if is_read || of_tag.moves_data {
             *of_tag = OfTag::default();
         }
         if !lost {
-            return Verdict::Done(status);
+            return AnswerVerdict::Done(status);
         }
         let count = self.failure.map_or(0, |failure| failure.count) + 1;
         self.failure = Some(DigestFailure { io: *io, count });
-        Verdict::Done(Status::DigestMismatch)
+        AnswerVerdict::Done(Status::DigestMismatch)
     }
 
     /// Whether [`Self::take_failure`] returns a failure.

@@ -15,7 +15,7 @@ use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};
 use super::io::{Io, IoOp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum TagState {
     Idle,
     Queued(Io),
     Sent(Io, Sequence),
@@ -24,7 +24,7 @@ enum State {
 /// Commands by tag.
 #[derive(Debug)]
 pub(crate) struct Inflight {
-    states: Box<[State]>,
+    states: Box<[TagState]>,
     queued: usize,
     sent: usize,
     data_bytes: u64,
@@ -40,7 +40,7 @@ impl Inflight {
     #[must_use]
     pub(crate) fn new(depth: QueueDepth) -> Self {
         Self {
-            states: vec![State::Idle; usize::from(depth.get())].into_boxed_slice(),
+            states: vec![TagState::Idle; usize::from(depth.get())].into_boxed_slice(),
             queued: 0,
             sent: 0,
             data_bytes: 0,
@@ -68,7 +68,7 @@ impl Inflight {
     /// Whether a tag is free.
     #[must_use]
     pub(crate) fn is_idle(&self, tag: Tag) -> bool {
-        self.states.get(tag.index()) == Some(&State::Idle)
+        self.states.get(tag.index()) == Some(&TagState::Idle)
     }
 
     /// Takes a request.
@@ -77,8 +77,8 @@ impl Inflight {
     /// The tag is in use or out of bounds.
     pub(crate) fn queue(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
         match self.states.get_mut(tag.index()) {
-            Some(state @ State::Idle) => {
-                *state = State::Queued(io);
+            Some(state @ TagState::Idle) => {
+                *state = TagState::Queued(io);
                 self.queued += 1;
                 self.data_bytes += u64::from(io.data_bytes);
                 Ok(())
@@ -91,7 +91,7 @@ impl Inflight {
     #[must_use]
     pub(crate) fn waiting(&self, tag: Tag) -> Option<Io> {
         match self.states.get(tag.index()) {
-            Some(State::Queued(io)) => Some(*io),
+            Some(TagState::Queued(io)) => Some(*io),
             _ => None,
         }
     }
@@ -102,9 +102,9 @@ impl Inflight {
     /// The tag does not wait.
     pub(crate) fn send(&mut self, tag: Tag, sequence: Sequence) -> Result<(), WrongState> {
         match self.states.get_mut(tag.index()) {
-            Some(state @ State::Queued(_)) => {
-                if let State::Queued(io) = *state {
-                    *state = State::Sent(io, sequence);
+            Some(state @ TagState::Queued(_)) => {
+                if let TagState::Queued(io) = *state {
+                    *state = TagState::Sent(io, sequence);
                 }
                 self.queued -= 1;
                 self.sent += 1;
@@ -126,8 +126,8 @@ impl Inflight {
     ) -> Result<Io, WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state) => match *state {
-                State::Sent(io, sequence) if answers(&io, sequence) => {
-                    *state = State::Idle;
+                TagState::Sent(io, sequence) if answers(&io, sequence) => {
+                    *state = TagState::Idle;
                     self.sent -= 1;
                     self.data_bytes -= u64::from(io.data_bytes);
                     Ok(io)
@@ -142,8 +142,8 @@ impl Inflight {
     pub(crate) fn path_lost(&mut self) -> usize {
         let lost = self.sent;
         for state in &mut self.states {
-            if let State::Sent(io, _) = *state {
-                *state = State::Queued(sent_again(io));
+            if let TagState::Sent(io, _) = *state {
+                *state = TagState::Queued(sent_again(io));
             }
         }
         self.queued += lost;
@@ -154,7 +154,7 @@ impl Inflight {
     /// Removes a waiting request, which then fails.
     pub(crate) fn cancel(&mut self, tag: Tag) -> Option<Io> {
         let io = self.waiting(tag)?;
-        self.states[tag.index()] = State::Idle;
+        self.states[tag.index()] = TagState::Idle;
         self.queued -= 1;
         self.data_bytes -= u64::from(io.data_bytes);
         Some(io)

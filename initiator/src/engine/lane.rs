@@ -15,12 +15,12 @@ use rblk_protocol::{
 };
 
 use super::PathEnd;
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::beat::{Beat, Due};
 use super::path::{COMMAND_STRIDE, LaneProof, PathLayout, TestedLane};
 use super::pulse::Pulse;
 use super::stats::QueueStats;
-use super::terms::Terms;
+use super::terms::PathTerms;
 
 const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
 const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
@@ -33,13 +33,13 @@ const KIND_SEND: u64 = 1;
 
 /// The kind of a completed WR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum WrKind {
+pub(super) enum CompletedWr {
     Send,
     /// A RECV, with its receive slot.
     Recv(u16),
 }
 
-impl WrKind {
+impl CompletedWr {
     #[inline]
     pub(super) fn of(id: WrId) -> Self {
         let index = (id.0 & 0xffff) as u16;
@@ -53,7 +53,7 @@ fn wr_id(kind: u64, index: u16) -> WrId {
 
 /// The progress of a lane.
 #[derive(Clone, Copy)]
-enum Phase {
+enum LanePhase {
     /// The self-test is under way.
     Testing { sequence: Sequence, since: Instant },
     /// The lane can carry requests, once all lanes of the path can.
@@ -73,13 +73,13 @@ struct OpenMessage {
 
 impl OpenMessage {
     #[inline]
-    fn has_room(&self, terms: &Terms) -> bool {
+    fn has_room(&self, terms: &PathTerms) -> bool {
         terms.message_has_room(self.commands, self.data, self.data_bytes)
     }
 }
 
 /// The WRs of this turn. They are posted by [`Lane::post`].
-struct WrLists {
+struct LaneWrs {
     sends: Vec<SendWr>,
     // Receive slots.
     recvs: Vec<u16>,
@@ -89,7 +89,7 @@ struct WrLists {
     joined: u64,
 }
 
-impl WrLists {
+impl LaneWrs {
     fn new(layout: PathLayout) -> Self {
         Self {
             sends: Vec::with_capacity(layout.send_wrs() as usize),
@@ -110,12 +110,12 @@ pub(super) struct Lane {
     // By receive slot.
     recvs: Box<[RecvWr]>,
     credits: SendCredits,
-    phase: Phase,
+    phase: LanePhase,
     beat: Beat,
     // Requests under way on this lane, and the bytes of their data.
     awaited: u32,
     awaited_bytes: u64,
-    wrs: WrLists,
+    wrs: LaneWrs,
     // The proof that the target owes in its answer to the self-test.
     theirs: Option<Box<TargetProof>>,
 }
@@ -126,7 +126,7 @@ impl Lane {
     pub(super) fn begin(
         index: usize,
         qp: QpIndex,
-        terms: &Terms,
+        terms: &PathTerms,
         sequence: Sequence,
         proof: Option<&LaneProof>,
         now: Instant,
@@ -139,11 +139,11 @@ impl Lane {
             recvs: recvs(terms, slots_at),
             scratch_at: index * SELF_TEST_BYTES,
             credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
-            phase: Phase::Testing { sequence, since: now },
+            phase: LanePhase::Testing { sequence, since: now },
             beat: Beat::default(),
             awaited: 0,
             awaited_bytes: 0,
-            wrs: WrLists::new(layout),
+            wrs: LaneWrs::new(layout),
             theirs: proof.map(|proof| Box::new(proof.theirs)),
         };
         lane.wrs.recvs.extend(0..layout.recv_slots());
@@ -167,7 +167,7 @@ impl Lane {
     }
 
     /// A lane that control has tested: every WR is posted.
-    pub(super) fn tested(index: usize, tested: TestedLane, terms: &Terms) -> Self {
+    pub(super) fn tested(index: usize, tested: TestedLane, terms: &PathTerms) -> Self {
         let (layout, TestedLane { qp, credits }) = (terms.layout(), tested);
         let slots_at = index * layout.bytes();
         Self {
@@ -176,11 +176,11 @@ impl Lane {
             recvs: recvs(terms, slots_at),
             scratch_at: index * SELF_TEST_BYTES,
             credits,
-            phase: Phase::Ready,
+            phase: LanePhase::Ready,
             beat: Beat::default(),
             awaited: 0,
             awaited_bytes: 0,
-            wrs: WrLists::new(layout),
+            wrs: LaneWrs::new(layout),
             theirs: None,
         }
     }
@@ -193,7 +193,7 @@ impl Lane {
 
     /// Queues the self-test with its proof, which is beside the capsule in one slot. No command
     /// joins its message.
-    fn queue_proof(&mut self, terms: &Terms, command: &CommandCapsule, proof: &QueueProof) {
+    fn queue_proof(&mut self, terms: &PathTerms, command: &CommandCapsule, proof: &QueueProof) {
         self.queue_command(terms, command, None);
         let capsule = self.slots_at + capsule_at(terms, command.tag);
         let at = if terms.data_first() { capsule - PROOF_BYTES } else { capsule + COMMAND_BYTES };
@@ -212,14 +212,14 @@ impl Lane {
 
     /// Whether the lane passed its self-test.
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.phase, Phase::Ready)
+        matches!(self.phase, LanePhase::Ready)
     }
 
     /// Whether the lane has waited longer than that for its self-test's answer.
     pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
         match self.phase {
-            Phase::Testing { since, .. } => now.saturating_duration_since(since) > than,
-            Phase::Ready => false,
+            LanePhase::Testing { since, .. } => now.saturating_duration_since(since) > than,
+            LanePhase::Ready => false,
         }
     }
 
@@ -232,7 +232,7 @@ impl Lane {
     /// A receive slot was filled. The slot is posted again with the other WRs of the turn. Returns
     /// the offset of its bytes in the slots.
     #[inline]
-    pub(super) fn received(&mut self, terms: &Terms, slot: u16) -> usize {
+    pub(super) fn received(&mut self, terms: &PathTerms, slot: u16) -> usize {
         self.beat.heard();
         self.wrs.recvs.push(slot);
         self.slots_at + terms.layout().recv_offset(slot)
@@ -266,7 +266,7 @@ impl Lane {
 
     /// Queues a KEEP_ALIVE. Returns false when the send queue is full: then its slots do not come
     /// back either.
-    pub(super) fn ask(&mut self, terms: &Terms, sequence: Sequence) -> bool {
+    pub(super) fn ask(&mut self, terms: &PathTerms, sequence: Sequence) -> bool {
         if !self.can_send() {
             return false;
         }
@@ -277,20 +277,24 @@ impl Lane {
 
     /// Takes an answer to a command of the lane itself: its self-test or a KEEP_ALIVE. Returns
     /// whether it completed the self-test.
-    pub(super) fn own_answer(&mut self, terms: &Terms, answer: &Answer) -> Result<bool, PathEnd> {
+    pub(super) fn own_answer(
+        &mut self,
+        terms: &PathTerms,
+        answer: &CommandAnswer,
+    ) -> Result<bool, PathEnd> {
         match self.phase {
-            Phase::Testing { sequence, .. } => {
+            LanePhase::Testing { sequence, .. } => {
                 self.check_self_test(terms, answer, sequence)?;
-                self.phase = Phase::Ready;
+                self.phase = LanePhase::Ready;
                 Ok(true)
             }
-            Phase::Ready if answer.immediate || !self.beat.take_answer(answer.check) => {
+            LanePhase::Ready if answer.immediate || !self.beat.take_answer(answer.check) => {
                 Err(PathEnd::Protocol("an answer to no command"))
             }
-            Phase::Ready if answer.status != Status::Ok => {
+            LanePhase::Ready if answer.status != Status::Ok => {
                 Err(PathEnd::Protocol("a KEEP_ALIVE that was refused"))
             }
-            Phase::Ready => Ok(false),
+            LanePhase::Ready => Ok(false),
         }
     }
 
@@ -298,8 +302,8 @@ impl Lane {
     /// verbs.
     fn check_self_test(
         &self,
-        terms: &Terms,
-        answer: &Answer,
+        terms: &PathTerms,
+        answer: &CommandAnswer,
         sequence: Sequence,
     ) -> Result<(), PathEnd> {
         let mut seen = [0; SELF_TEST_BYTES];
@@ -329,7 +333,7 @@ impl Lane {
     /// own.
     pub(super) fn queue_command(
         &mut self,
-        terms: &Terms,
+        terms: &PathTerms,
         command: &CommandCapsule,
         data: Option<Sge>,
     ) {
@@ -414,7 +418,7 @@ impl Lane {
 }
 
 /// The RECVs of a lane with its slots from that offset on.
-fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
+fn recvs(terms: &PathTerms, slots_at: usize) -> Box<[RecvWr]> {
     let recv = |slot| {
         let offset = slots_at + terms.layout().recv_offset(slot);
         let sge = terms.memory().slots.sge(offset, RESPONSES_LEN);
@@ -427,20 +431,20 @@ fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
 /// Offset, in the slots of a lane, of the first capsule of a message that begins with that tag. If
 /// data comes first, the later capsules go before it.
 #[inline]
-fn capsule_at(terms: &Terms, tag: Tag) -> usize {
+fn capsule_at(terms: &PathTerms, tag: Tag) -> usize {
     let slot = terms.layout().capsule_offset(tag.index());
     if terms.data_first() { slot + COMMAND_STRIDE - COMMAND_BYTES } else { slot }
 }
 
 /// Offset of the capsule after the one at `offset`.
 #[inline]
-fn behind(terms: &Terms, offset: usize) -> usize {
+fn behind(terms: &PathTerms, offset: usize) -> usize {
     if terms.data_first() { offset - COMMAND_BYTES } else { offset + COMMAND_BYTES }
 }
 
 /// Makes the capsules of a message longer by the data written beside them.
 #[inline]
-fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
+fn grow(terms: &PathTerms, sges: &mut SgeList, bytes: u32) {
     if terms.data_first() {
         sges.grow_last_down(bytes);
     } else {
@@ -451,13 +455,13 @@ fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
 /// Adds the data of another command: the data of the first command is nearest to an end of the
 /// message. Returns false if the message has its largest number of pieces.
 #[inline]
-fn add_data(terms: &Terms, sges: &mut SgeList, data: Sge) -> bool {
+fn add_data(terms: &PathTerms, sges: &mut SgeList, data: Sge) -> bool {
     if terms.data_first() { sges.push_before_last(data) } else { sges.push_second(data) }
 }
 
 /// Writes a command into its send slot.
 #[inline(always)]
-fn write_capsule(terms: &Terms, offset: usize, command: &CommandCapsule) {
+fn write_capsule(terms: &PathTerms, offset: usize, command: &CommandCapsule) {
     let slots = terms.memory().slots.region();
     slots.write(offset, &command.to_wire_unsealed());
     if command.flags.digest {

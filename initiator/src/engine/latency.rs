@@ -14,7 +14,7 @@ use super::io::IoOp;
 /// The times of one kind of request. Each published number is a counter or a sum of counters, so it
 /// never falls between two reads.
 #[derive(Debug, Default)]
-struct OpLatency {
+struct QueueOpLatency {
     // Requests sent in the turn that took them: all of the time is `target`.
     at_once: Latency,
     later: Latency,
@@ -27,7 +27,7 @@ struct OpLatency {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueLatency {
-    kinds: [OpLatency; 3],
+    kinds: [QueueOpLatency; 3],
 }
 
 impl QueueLatency {
@@ -39,7 +39,7 @@ impl QueueLatency {
     }
 }
 
-impl OpLatency {
+impl QueueOpLatency {
     fn snapshot(&self) -> MountOpTimes {
         let at_once = self.at_once.snapshot();
         let (mut total, mut target) = (self.later.snapshot(), self.target.snapshot());
@@ -150,7 +150,7 @@ impl RequestTimes {
     }
 }
 
-impl OpLatency {
+impl QueueOpLatency {
     #[inline(never)]
     fn record(&self, us: u64, queued_us: u64) {
         self.later.record(us);

@@ -45,15 +45,15 @@ use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 use rblk_runtime::{Micros, Moment};
 
-use self::durability::{Answered, Ledger, Plan};
+use self::durability::{Answered, Ledger, SendPlan};
 use self::inflight::{Inflight, WrongState};
 use self::io::{Io, IoOp};
-use self::path::{DataMemory, DeadPath, Path, Place};
+use self::path::{DataMemory, DataPlace, DeadPath, Path};
 use self::pulse::Pulse;
-use active_path::{ActivePath, Arrival, BeatDue, broken};
-use answer::Answer;
+use active_path::{ActivePath, BeatDue, LaneArrival, broken};
+use answer::CommandAnswer;
 pub use digests::DigestFailure;
-use digests::{Digests, Verdict};
+use digests::{AnswerVerdict, Digests};
 use latency::RequestTimes;
 pub use latency::{MountOpTimes, MountTimes, QueueLatency};
 pub use stats::{QueueCounters, QueueCounts, QueueStats};
@@ -89,7 +89,7 @@ pub enum PathEnd {
 
 /// The state of unsent requests.
 #[derive(Debug, Default)]
-struct Waiting {
+struct UnsentState {
     // Requests are held back.
     held: bool,
     // Every request fails with this errno.
@@ -98,7 +98,7 @@ struct Waiting {
     backlog: bool,
 }
 
-impl Waiting {
+impl UnsentState {
     /// Whether a new request may be sent at once.
     #[inline]
     fn lets_send(&self) -> bool {
@@ -111,7 +111,7 @@ pub struct Engine {
     depth: QueueDepth,
     buffer_stride: usize,
     // The place of each tag's data.
-    places: Box<[Place]>,
+    places: Box<[DataPlace]>,
     // The number of memories of other programs that every path has registered.
     shared: usize,
     // These memories, if they may be replaced.
@@ -122,7 +122,7 @@ pub struct Engine {
     path: Option<ActivePath>,
     ended: Vec<(PathEnd, DeadPath)>,
     pulse: Option<Pulse>,
-    waiting: Waiting,
+    waiting: UnsentState,
     ledger: Option<Ledger>,
     digests: Digests,
     // The array for reaped completions.
@@ -152,7 +152,7 @@ impl Engine {
             depth,
             buffer_stride,
             places: (0..usize::from(depth.get()))
-                .map(|tag| Place::own(tag * buffer_stride))
+                .map(|tag| DataPlace::own(tag * buffer_stride))
                 .collect(),
             shared: 0,
             memories: None,
@@ -161,7 +161,7 @@ impl Engine {
             path: None,
             ended: Vec::new(),
             pulse: None,
-            waiting: Waiting::default(),
+            waiting: UnsentState::default(),
             ledger: None,
             digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
@@ -358,7 +358,7 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Self::submit`]; or the memory does not exist.
-    pub fn submit_at(&mut self, tag: Tag, io: Io, place: Place) -> Result<(), WrongState> {
+    pub fn submit_at(&mut self, tag: Tag, io: Io, place: DataPlace) -> Result<(), WrongState> {
         if !self.inflight.is_idle(tag) || !place.memory.is_of(self.shared) {
             return Err(WrongState(tag.0));
         }
@@ -374,7 +374,7 @@ impl Engine {
         &mut self,
         tag: Tag,
         flush: Io,
-        place: Place,
+        place: DataPlace,
     ) -> Result<(), WrongState> {
         self.submit_at(tag, flush, place)?;
         if let Some(ledger) = &mut self.ledger {
@@ -384,7 +384,7 @@ impl Engine {
     }
 
     /// Moves the data of an unanswered request to another place, while there is no path.
-    pub(crate) fn replace(&mut self, tag: Tag, place: Place) {
+    pub(crate) fn replace(&mut self, tag: Tag, place: DataPlace) {
         debug_assert!(self.path.is_none() && place.memory.is_of(self.shared));
         if let Some(old) = self.places.get_mut(tag.index()) {
             *old = place;
@@ -393,8 +393,8 @@ impl Engine {
 
     /// The place of a tag's own buffer, in a queue without [spare](Self::submit_at) buffers.
     #[inline]
-    pub(crate) fn buffer_of(&self, tag: Tag) -> Place {
-        Place::own(tag.index() * self.buffer_stride)
+    pub(crate) fn buffer_of(&self, tag: Tag) -> DataPlace {
+        DataPlace::own(tag.index() * self.buffer_stride)
     }
 
     /// Takes a new path; the present one ends first. The self-test is sent at once. On a path that
@@ -629,17 +629,17 @@ impl Engine {
         }
         let mut command = path.terms().volume_command(io.opcode(), tag);
         let data = match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
-            Some(Plan::Wait) => {
+            Some(SendPlan::Wait) => {
                 self.waiting.backlog = true;
                 return false;
             }
-            Some(Plan::FlushAhead) => {
+            Some(SendPlan::FlushAhead) => {
                 self.stats.flushes_ahead.add(1);
                 command.opcode = Opcode::Flush;
                 None
             }
             plan => {
-                if let Some(Plan::Send { fua }) = plan {
+                if let Some(SendPlan::Send { fua }) = plan {
                     io.fua = fua;
                 }
                 let place = self.places[tag.index()];
@@ -652,7 +652,7 @@ impl Engine {
         command.sequence = path.next_sequence();
         if path.terms().with_digests() {
             // With digests all data is in the queue's own buffers: see `connect`.
-            let Place { offset, .. } = self.places[tag.index()];
+            let DataPlace { offset, .. } = self.places[tag.index()];
             let buffers = path.terms().memory().buffers.sources.region();
             if command.opcode == Opcode::Read {
                 digests::expect(&mut command, io.data_bytes, buffers, offset);
@@ -676,12 +676,12 @@ impl Engine {
             return Ok(());
         };
         match path.take(completion)? {
-            Arrival::None => Ok(()),
-            Arrival::Immediate(answer) => {
+            LaneArrival::None => Ok(()),
+            LaneArrival::Immediate(answer) => {
                 self.stats.immediates.add(1);
                 self.on_answer(&answer, done)
             }
-            Arrival::Responses { by, mut list, at } => {
+            LaneArrival::Responses { by, mut list, at } => {
                 while let Some(path) = self.path.as_ref()
                     && let Some(answer) = path.next_answer(by, &mut list, at)
                 {
@@ -695,7 +695,7 @@ impl Engine {
     #[inline]
     fn on_answer(
         &mut self,
-        answer: &Answer,
+        answer: &CommandAnswer,
         done: &mut impl FnMut(Tag, i32),
     ) -> Result<(), PathEnd> {
         let Some(path) = self.path.as_mut() else {
@@ -729,8 +729,8 @@ impl Engine {
                     self.digests.came(answer.tag);
                 }
                 (IoOp::Read | IoOp::Write, _) => match self.after_error(answer, &io) {
-                    Verdict::Done(checked) => status = checked,
-                    Verdict::Again => return Ok(()),
+                    AnswerVerdict::Done(checked) => status = checked,
+                    AnswerVerdict::Again => return Ok(()),
                 },
                 _ => {}
             }
@@ -747,7 +747,7 @@ impl Engine {
     fn came_whole(&self, tag: Tag, len: u32, sent: Sequence) -> bool {
         let Some(path) = &self.path else { return false };
         // With digests all data is in the queue's own buffers: see `connect`.
-        let Place { offset, .. } = self.places[tag.index()];
+        let DataPlace { offset, .. } = self.places[tag.index()];
         let buffers = path.terms().memory().buffers.sinks.region();
         digests::is_whole(len, sent, buffers, offset)
     }
@@ -756,16 +756,16 @@ impl Engine {
     /// waits for its turn.
     #[cold]
     #[inline(never)]
-    fn after_error(&mut self, answer: &Answer, io: &Io) -> Verdict {
+    fn after_error(&mut self, answer: &CommandAnswer, io: &Io) -> AnswerVerdict {
         let verdict = self.digests.answered(answer.tag, io, answer.status);
         match verdict {
-            Verdict::Again => {
+            AnswerVerdict::Again => {
                 self.stats.digest_mismatches.add(1);
                 self.stats.digest_retries.add(1);
                 self.wait_again(answer.tag, io);
             }
-            Verdict::Done(Status::DigestMismatch) => self.stats.digest_mismatches.add(1),
-            Verdict::Done(_) => {}
+            AnswerVerdict::Done(Status::DigestMismatch) => self.stats.digest_mismatches.add(1),
+            AnswerVerdict::Done(_) => {}
         }
         verdict
     }

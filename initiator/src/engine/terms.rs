@@ -1,4 +1,4 @@
-//! [`Terms`]: the common properties of a path's lanes: its memory and the agreed values.
+//! [`PathTerms`]: the common properties of a path's lanes: its memory and the agreed values.
 
 use rblk_fabric::{Poller, Sge};
 use rblk_protocol::limits::{LIST_DATA_MAX, LIST_MAX};
@@ -9,10 +9,10 @@ use rblk_protocol::{
 
 use super::digests::TRAILER_LEN;
 use super::io::{Io, IoOp};
-use super::path::{DataMemory, Path, PathLayout, PathMemory, Place, Tested};
+use super::path::{DataMemory, DataPlace, Path, PathLayout, PathMemory, Tested};
 
 /// The properties of a path. They do not change.
-pub(super) struct Terms {
+pub(super) struct PathTerms {
     memory: PathMemory,
     accept: HelloAccept,
     epoch: Epoch,
@@ -51,7 +51,7 @@ impl MessageRoom {
     }
 }
 
-impl Terms {
+impl PathTerms {
     pub(super) fn new(
         memory: PathMemory,
         accept: HelloAccept,
@@ -170,7 +170,7 @@ impl Terms {
         command: &mut CommandCapsule,
         io: &Io,
         in_capsule: bool,
-        place: Place,
+        place: DataPlace,
     ) -> Option<Sge> {
         command.flags = io.flags();
         command.lba = io.lba;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::{Completion, WcStatus};
 
-use super::active_path::{ActivePath, Arrival, broken};
-use super::answer::Answer;
+use super::active_path::{ActivePath, LaneArrival, broken};
+use super::answer::CommandAnswer;
 use super::path::{DeadPath, Path};
 use super::stats::QueueStats;
 use super::{EIO, PathEnd, SELF_TEST_DEADLINE};
@@ -82,9 +82,9 @@ impl ActivePath {
             let polled = polled.map_err(|_| PathEnd::Lost(WcStatus::Other(0)))?;
             for completion in &completions[..polled] {
                 match self.take(completion)? {
-                    Arrival::None => {}
-                    Arrival::Immediate(answer) => self.test_answer(&answer)?,
-                    Arrival::Responses { by, mut list, at } => {
+                    LaneArrival::None => {}
+                    LaneArrival::Immediate(answer) => self.test_answer(&answer)?,
+                    LaneArrival::Responses { by, mut list, at } => {
                         while let Some(answer) = self.next_answer(by, &mut list, at) {
                             self.test_answer(&answer?)?;
                         }
@@ -99,7 +99,7 @@ impl ActivePath {
         Ok(self.is_ready())
     }
 
-    fn test_answer(&mut self, answer: &Answer) -> Result<(), PathEnd> {
+    fn test_answer(&mut self, answer: &CommandAnswer) -> Result<(), PathEnd> {
         if answer.tag != self.terms().connection_tag() {
             return Err(broken("an answer to a command that was not sent"));
         }

@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::serving::LAST_WORDS;
-use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use crate::engine::path::Path;
 use crate::volume::Volume;
@@ -18,7 +18,7 @@ use crate::volume::status::{MountStatus, auth};
 /// An unmount came before the device existed.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}` was unmounted while it waited for its target")]
-pub(super) struct GivenUp {
+pub(super) struct UnmountedEarly {
     name: String,
 }
 
@@ -37,13 +37,13 @@ pub(super) async fn connect(
     name: &str,
     first: First<'_>,
     host: HostIdentity,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<(Volume, Vec<Path>)> {
     let why = RefCell::new(None);
     tokio::select! {
         connected = connect_first(first, host, &why) => connected,
         () = until_unmounted(socket, first.config, name, &why) => {
-            Err(GivenUp { name: name.to_owned() }.into())
+            Err(UnmountedEarly { name: name.to_owned() }.into())
         }
         () = signals.next() => Err(ToldToEnd { name: name.to_owned() }.into()),
     }

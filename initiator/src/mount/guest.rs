@@ -17,14 +17,14 @@ use rblk_config::{ByteSize, DigestWish, MountConfig};
 use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::guest_end::GuestEnd;
 use super::lock::MountLock;
 use super::mounted::Mount;
-use super::note::guest::{GuestNote, Inherited};
+use super::note::guest::{GuestNote, InheritedGuestState};
 use super::note::leftovers::{Purpose, claim};
 use super::note::neighbour;
 use super::serving::LAST_WORDS;
-use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::{OnReady, first_connect, recover};
 use crate::engine::path::Path as QueuePath;
@@ -158,9 +158,9 @@ pub async fn run_guest(
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
     let Configured { config, keys_file } = configured;
-    let mut signals = Signals::listen()?;
+    let mut signals = EndSignals::listen()?;
     let listed = match nix::unistd::geteuid().is_root() {
-        true => Some(Listed::new(name).await?),
+        true => Some(ListedMount::new(name).await?),
         // Only root may write to the run directory.
         false => None,
     };
@@ -218,8 +218,8 @@ async fn connect(
     name: &str,
     first: First<'_>,
     host: HostIdentity,
-    listed: Option<&Listed>,
-    signals: &mut Signals,
+    listed: Option<&ListedMount>,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<(Volume, Vec<QueuePath>)> {
     let why = RefCell::new(None);
     match listed {
@@ -238,7 +238,7 @@ fn is_fenced(error: &anyhow::Error) -> bool {
 /// Takes over the note of the process before, and logs the consequences.
 fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> GuestLeft {
     let on_loss = mount.volume().durability().on_loss();
-    let Inherited { account, left, is_new_loss, other } =
+    let InheritedGuestState { account, left, is_new_loss, other } =
         note.inherit(mount.volume().facts(), on_loss, was_away);
     mount.inherit(&account);
     let consequence = account.on_loss().consequence();
@@ -266,20 +266,21 @@ fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> GuestLeft {
 
 /// Inherits from a process without a note: it was killed.
 fn inherit_unknown(mount: &mut Mount) -> GuestLeft {
-    let Inherited { account, left, .. } = Inherited::unknown(mount.volume().durability().on_loss());
+    let InheritedGuestState { account, left, .. } =
+        InheritedGuestState::unknown(mount.volume().durability().on_loss());
     mount.inherit(&account);
     left
 }
 
 /// The name and the control socket of the mount, by which other commands know it.
 #[derive(Debug)]
-struct Listed {
+struct ListedMount {
     // Dropped first, so that the socket is gone when the name is free.
     socket: MountSocket,
     _lock: MountLock,
 }
 
-impl Listed {
+impl ListedMount {
     async fn new(name: &str) -> anyhow::Result<Self> {
         let lock = recover::lock(name, false).await?;
         claim(&lock, |_| Purpose::Mount { same: false })?;
@@ -345,7 +346,7 @@ impl Guest {
         (served, left): (anyhow::Result<Served>, GuestLeft),
         guest_socket: &GuestSocket,
         socket: Option<&MountSocket>,
-        signals: &mut Signals,
+        signals: &mut EndSignals,
         on_ready: OnReady<'_>,
     ) -> anyhow::Result<()> {
         let served = match served {

@@ -16,17 +16,18 @@
 //! fail (`on_loss`).
 //!
 //! ```text
-//! run, recover -> waiting, begin       a Mount with its first session
-//!              |  recover              a Mount of a note, with a lost target
-//!              '> Serving -> Ending    the loop, and how it ends
-//! Guest                                a Mount with a socket in place of a device: a guest has its
-//!                                      queues
-//!                    '> Mount -> Volume -> Link -> Course (decides), Tries -> settle
+//! run, recover -> waiting, begin              a Mount with its first session
+//!              |  recover                     a Mount of a note, with a lost target
+//!              '> Serving -> UnmountProgress  the loop, and how it ends
+//! Guest                                       a Mount with a socket in place of a device: a guest
+//!                                             has its queues
+//!                    '> Mount -> Volume -> TargetLink -> Course (decides), Tries -> settle
 //!                             |         '> Queues
 //!                             '> NoteKeeper, Disk
 //! ```
 
 pub mod device;
+mod end_signals;
 mod first_connect;
 mod guest;
 mod guest_end;
@@ -37,7 +38,6 @@ pub mod prometheus;
 mod recover;
 pub mod run_dir;
 mod serving;
-mod signals;
 pub mod socket;
 mod start;
 mod unmount;
@@ -54,6 +54,7 @@ use crate::volume::begin::First;
 use crate::volume::configured::Configured;
 use crate::volume::session::HostIdentity;
 use crate::volume::status::MountStatus;
+use end_signals::EndSignals;
 pub use first_connect::ToldToEnd;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
@@ -62,8 +63,7 @@ use mounted::Mount;
 use note::leftovers::{self, Claimed, Purpose};
 use note::neighbour;
 pub use recover::check;
-use serving::{HandOver, Serving};
-use signals::Signals;
+use serving::{DeviceHandOver, Serving};
 use socket::MountSocket;
 
 /// Called with the state of a mount once its device exists.
@@ -108,7 +108,7 @@ pub async fn run(
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
     let config = &configured.config;
-    let mut signals = Signals::listen()?;
+    let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, false).await?;
     // Before anything is asked of the target.
     let same = |note: Option<&note::Note>| note.is_some_and(|note| recover::is_same(note, config));
@@ -135,7 +135,7 @@ pub async fn run(
 /// [`NotMounted`] when there is nothing to recover, [`AlreadyMounted`] when another process serves
 /// it; any reason why the device cannot be served, which then stays for another try.
 pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyhow::Result<()> {
-    let mut signals = Signals::listen()?;
+    let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, inherited).await?;
     let serving = recover::resume(lock, &mut signals).await?;
     serve(serving, &mut signals, on_ready).await
@@ -147,7 +147,7 @@ async fn begin(
     lock: MountLock,
     host: HostIdentity,
     take_over: bool,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<Serving> {
     let config = &configured.config;
     let control = device::aside(|| {
@@ -189,7 +189,7 @@ async fn start_new(
     mount: &mut Mount,
     device: Device,
     from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<Device> {
     let mut device = start::start_device(mount, device, from_queues, signals).await?;
     device::tune_disk(&mut device);
@@ -200,12 +200,12 @@ async fn start_new(
 /// the mount if that fails.
 async fn serve(
     mut serving: Serving,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
     loop {
         let ended = serving.serve(signals, &mut *on_ready).await?;
-        let Some(HandOver { lock, program }) = ended else { return Ok(()) };
+        let Some(DeviceHandOver { lock, program }) = ended else { return Ok(()) };
         let error = upgrade::become_program(&program, &lock);
         tracing::error!(%error, program = %program.display(), "cannot hand over; going on");
         serving = recover::resume(lock, signals).await?;

@@ -19,12 +19,12 @@ use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
 use super::note::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
 use super::serving::Serving;
-use super::signals::Signals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
 use super::{AlreadyMounted, NotMounted};
@@ -72,7 +72,7 @@ pub(super) async fn lock(name: &str, inherited: bool) -> anyhow::Result<MountLoc
 /// # Errors
 /// [`NotMounted`] when there is nothing to recover; any reason why the device cannot be served,
 /// which then stays for another try.
-pub(super) async fn resume(lock: MountLock, signals: &mut Signals) -> anyhow::Result<Serving> {
+pub(super) async fn resume(lock: MountLock, signals: &mut EndSignals) -> anyhow::Result<Serving> {
     let Claimed::Waiting(note) = claim(&lock, |_| Purpose::Recover)? else {
         return Err(NotMounted { what: lock.name().to_owned() }.into());
     };
@@ -104,7 +104,7 @@ pub(super) async fn take_over(
     lock: MountLock,
     note: Note,
     configured: Option<&Configured>,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<Serving> {
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let mut mount = mount_of(lock.name(), &note, configured)?;

@@ -8,12 +8,12 @@ use rblk_operate::said_once;
 use tokio::sync::mpsc;
 
 use super::OnReady;
+use super::end_signals::EndSignals;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
-use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::unmount::{End, Ending};
+use super::unmount::{MountEnd, UnmountProgress};
 use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 use crate::volume::task;
@@ -33,7 +33,7 @@ pub(super) struct Serving {
 
 /// A device handed over to a program, which replaces this process.
 #[derive(Debug)]
-pub(super) struct HandOver {
+pub(super) struct DeviceHandOver {
     pub(super) lock: MountLock,
     pub(super) program: PathBuf,
 }
@@ -46,16 +46,16 @@ impl Serving {
     /// A queue broke, or the driver does not let the device go.
     pub(super) async fn serve(
         self,
-        signals: &mut Signals,
+        signals: &mut EndSignals,
         on_ready: OnReady<'_>,
-    ) -> anyhow::Result<Option<HandOver>> {
+    ) -> anyhow::Result<Option<DeviceHandOver>> {
         let Self { mut mount, mut device, socket, lock, mut from_queues } = self;
         mount.see_disk(&device);
         announce(&mount, &mut device, on_ready);
         let (asked_sender, mut asked) = mpsc::channel(16);
         let answering = socket.serve(asked_sender);
         tokio::pin!(answering);
-        let mut ending = Ending::default();
+        let mut ending = UnmountProgress::default();
         let mut note_at = mount.note().is_behind().then(Instant::now);
         let end = loop {
             let end = tokio::select! {
@@ -75,15 +75,15 @@ impl Serving {
             }
         };
         match end {
-            End::HandOver(program) => {
+            MountEnd::HandOver(program) => {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
                 // The answer is delivered while the queues leave. The command looks for the new
                 // program anyway.
                 ending.answer(Response::Done);
                 mount.leave(device, &mut from_queues).await;
-                Ok(Some(HandOver { lock, program }))
+                Ok(Some(DeviceHandOver { lock, program }))
             }
-            End::Unmount { force } => {
+            MountEnd::Unmount { force } => {
                 let result = mount.unmount(&mut device, force, &mut from_queues).await;
                 let response = match &result {
                     Ok(()) => {
@@ -128,9 +128,9 @@ async fn next(
     mount: &mut Mount,
     from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     asked: &mut mpsc::Receiver<Asked>,
-    ending: &mut Ending,
+    ending: &mut UnmountProgress,
     note_at: &mut Option<Instant>,
-) -> anyhow::Result<Option<End>> {
+) -> anyhow::Result<Option<MountEnd>> {
     let durability = Arc::clone(mount.volume().durability());
     let deadline = ending.deadline();
     let rates_due = mount.rates_due();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use super::end_signals::EndSignals;
 use super::mounted::Mount;
-use super::signals::Signals;
 use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 
@@ -30,7 +30,7 @@ pub(super) async fn start_device(
     mount: &mut Mount,
     mut device: Device,
     from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<Device> {
     let is_new = !mount.is_recovered();
     let progress = Arc::new(AtomicU8::new(RUNS));

@@ -1,5 +1,5 @@
-//! [`Ending`]: the end of a served mount: an unmount in good order or by force, or the hand-over to
-//! another program.
+//! [`UnmountProgress`]: the end of a served mount: an unmount in good order or by force, or the
+//! hand-over to another program.
 //!
 //! In good order the page cache is written back first, while the mount goes on: the driver fails
 //! requests after the stop, and a write-back takes as long as the target needs. A loss after which
@@ -33,14 +33,14 @@ const CUT_SHORT: &str =
 
 /// The end of a served mount.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum MountEnd {
     Unmount { force: bool },
     HandOver(PathBuf),
 }
 
 /// The progress of the end.
 #[derive(Debug, Default)]
-pub(super) struct Ending {
+pub(super) struct UnmountProgress {
     // The request that is answered when the mount has ended.
     pending: Option<Asked>,
     // The write-back before the unmount.
@@ -48,19 +48,19 @@ pub(super) struct Ending {
     // The disk is removed even if the write-back fails.
     forced: bool,
     // An unmount that waits for a lost target, with its deadline.
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingUnmount>,
     // The time of the first signal to end.
     told: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingUnmount {
     // `None` after a signal to end.
     request: Option<Asked>,
     until: Instant,
 }
 
-impl Ending {
+impl UnmountProgress {
     /// An unmount with an endless write-back.
     #[cfg(test)]
     pub(super) fn writing_back(pending: Option<Asked>, forced: bool) -> Self {
@@ -84,7 +84,7 @@ impl Ending {
     }
 
     /// A request of the mount's socket.
-    pub(super) fn on_ask(&mut self, request: Asked, mount: &mut Mount) -> Option<End> {
+    pub(super) fn on_ask(&mut self, request: Asked, mount: &mut Mount) -> Option<MountEnd> {
         let response = match &request.ask {
             Ask::Status => Response::Status(Box::new(mount.status())),
             Ask::Reload { target_keys } => mount.reload_keys(target_keys),
@@ -93,7 +93,7 @@ impl Ending {
             }
             Ask::Upgrade { program } => match upgrade::refusal(mount, program) {
                 None => {
-                    let end = End::HandOver(program.clone());
+                    let end = MountEnd::HandOver(program.clone());
                     self.pending = Some(request);
                     return Some(end);
                 }
@@ -108,7 +108,7 @@ impl Ending {
                 }
                 if has_begun || mount.volume().link().is_over() || mount.volume().waits_for_target()
                 {
-                    return Some(End::Unmount { force: true });
+                    return Some(MountEnd::Unmount { force: true });
                 }
                 self.forced = true;
                 self.write_back(mount, IfUsed::Sync, SYNC_FORCED);
@@ -125,10 +125,10 @@ impl Ending {
 
     /// Handles a signal to end: the second signal ends at once. The first one joins the unmount of
     /// a command, if one is under way, and ends even if that unmount is refused.
-    pub(super) fn on_terminate(&mut self, device: &str) -> Option<End> {
+    pub(super) fn on_terminate(&mut self, device: &str) -> Option<MountEnd> {
         if self.told.is_some() {
             tracing::warn!(device, "told to end a second time: {CUT_SHORT}");
-            return Some(End::Unmount { force: true });
+            return Some(MountEnd::Unmount { force: true });
         }
         self.told = Some(Instant::now());
         if !self.has_begun() {
@@ -140,19 +140,19 @@ impl Ending {
     /// Starts an unmount in good order. A lost target may be back in a moment: right after a
     /// recovery, it is.
     fn wait(&mut self, request: Option<Asked>) {
-        self.waiting = Some(Waiting { request, until: Instant::now() + RECONNECT_WAIT });
+        self.waiting = Some(WaitingUnmount { request, until: Instant::now() + RECONNECT_WAIT });
     }
 
     /// Continues an unmount that waits for a lost target. After the deadline a request is refused;
     /// without one, this process has to end.
-    pub(super) fn go_on(&mut self, mount: &Mount) -> Option<End> {
-        let Waiting { request, until } = self.waiting.take()?;
+    pub(super) fn go_on(&mut self, mount: &Mount) -> Option<MountEnd> {
+        let WaitingUnmount { request, until } = self.waiting.take()?;
         if !mount.volume().waits_for_target() {
             self.pending = request;
             return self.begin_unmount(mount);
         }
         if Instant::now() < until {
-            self.waiting = Some(Waiting { request, until });
+            self.waiting = Some(WaitingUnmount { request, until });
             return None;
         }
         if let Some(request) = request {
@@ -161,19 +161,19 @@ impl Ending {
                 mount.disk()
             )));
         }
-        self.told.map(|_| End::Unmount { force: true })
+        self.told.map(|_| MountEnd::Unmount { force: true })
     }
 
     /// Starts the write-back. A request is refused if the disk is in use; without one, this process
     /// ends all the same.
-    fn begin_unmount(&mut self, mount: &Mount) -> Option<End> {
+    fn begin_unmount(&mut self, mount: &Mount) -> Option<MountEnd> {
         match (mount.volume().link().is_over(), self.pending.is_some()) {
             (false, true) => self.write_back(mount, IfUsed::Refuse, SYNC_ASKED),
             (false, false) => self.write_back(mount, IfUsed::Sync, self.time_left()),
             // Every write has failed for some time, and will fail. The users must let go all the
             // same.
             (true, true) => self.write_back(mount, IfUsed::OnlyLook, SYNC_ASKED),
-            (true, false) => return Some(End::Unmount { force: true }),
+            (true, false) => return Some(MountEnd::Unmount { force: true }),
         }
         None
     }
@@ -197,12 +197,12 @@ impl Ending {
         &mut self,
         result: anyhow::Result<WrittenBack>,
         mount: &Mount,
-    ) -> Option<End> {
+    ) -> Option<MountEnd> {
         let device = mount.disk();
         let why = match result {
             Ok(WrittenBack::Done(left)) => {
                 say_left(device, &left);
-                return Some(End::Unmount {
+                return Some(MountEnd::Unmount {
                     force: self.forced || mount.volume().link().is_over(),
                 });
             }
@@ -215,7 +215,7 @@ impl Ending {
                     "lost: acknowledged writes may be lost, so the FLUSH of the unmount failed, too; every page is \
                      written, and the unmount goes on"
                 );
-                return Some(End::Unmount { force: self.forced });
+                return Some(MountEnd::Unmount { force: self.forced });
             }
             Ok(WrittenBack::InUse(user)) => {
                 let text = format!("{device} is in use: {user}");
@@ -244,12 +244,14 @@ impl Ending {
     /// The write-back of an unmount was refused or failed. The command gets the reply, and the
     /// mount goes on. After a signal to end, the mount begins an unmount that users of the disk
     /// cannot stop.
-    fn stay_or_end(&mut self, response: Response) -> Option<End> {
+    fn stay_or_end(&mut self, response: Response) -> Option<MountEnd> {
         if self.forced {
-            return Some(End::Unmount { force: true });
+            return Some(MountEnd::Unmount { force: true });
         }
         // Without a command, no user can decide.
-        let Some(request) = self.pending.take() else { return Some(End::Unmount { force: true }) };
+        let Some(request) = self.pending.take() else {
+            return Some(MountEnd::Unmount { force: true });
+        };
         let _ = request.reply.send(response);
         if self.told.is_some() {
             self.wait(None);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::WatchToken;
-use super::watch::Watch;
+use super::DescriptorToken;
+use super::descriptor_watch::DescriptorWatch;
 
 /// The mailbox, the two descriptors of a path, and the mailbox and the kick of a guest's ring.
 const EVENTS: usize = 5;
@@ -19,7 +19,7 @@ const EVENTS: usize = 5;
 pub(crate) struct Epoll {
     epoll: epoll::Epoll,
     // Copies of the descriptors: each stays registered by its copy until it is removed.
-    watched: Vec<(WatchToken, OwnedFd)>,
+    watched: Vec<(DescriptorToken, OwnedFd)>,
 }
 
 impl Epoll {
@@ -37,11 +37,20 @@ impl Epoll {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn watch_edges(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+    pub(crate) fn watch_edges(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        token: DescriptorToken,
+    ) -> io::Result<()> {
         self.add(fd, token, EpollFlags::EPOLLIN | EpollFlags::EPOLLET)
     }
 
-    fn add(&mut self, fd: BorrowedFd<'_>, token: WatchToken, flags: EpollFlags) -> io::Result<()> {
+    fn add(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        token: DescriptorToken,
+        flags: EpollFlags,
+    ) -> io::Result<()> {
         let fd = fd.try_clone_to_owned()?;
         self.epoll.add(&fd, EpollEvent::new(flags, token.0.into()))?;
         self.watched.push((token, fd));
@@ -56,7 +65,7 @@ impl Epoll {
     pub(crate) fn wait(
         &mut self,
         longest: Duration,
-        mut each: impl FnMut(WatchToken),
+        mut each: impl FnMut(DescriptorToken),
     ) -> io::Result<bool> {
         let mut events = [EpollEvent::empty(); EVENTS];
         let ms = longest.as_nanos().div_ceil(1_000_000);
@@ -69,7 +78,7 @@ impl Epoll {
         };
         for event in events.iter().take(found) {
             if let Ok(token) = u32::try_from(event.data()) {
-                each(WatchToken(token));
+                each(DescriptorToken(token));
             }
         }
         Ok(found > 0)
@@ -82,12 +91,12 @@ impl AsFd for Epoll {
     }
 }
 
-impl Watch for Epoll {
-    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+impl DescriptorWatch for Epoll {
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: DescriptorToken) -> io::Result<()> {
         self.add(fd, token, EpollFlags::EPOLLIN)
     }
 
-    fn unwatch(&mut self, token: WatchToken) {
+    fn unwatch(&mut self, token: DescriptorToken) {
         let Some(at) = self.watched.iter().position(|(known, _)| *known == token) else { return };
         let (_, fd) = self.watched.swap_remove(at);
         // The call fails only for a descriptor that is not in the set.
@@ -118,28 +127,28 @@ mod tests {
     fn readable_descriptors_are_reported_until_they_are_unwatched() {
         let mut set = Epoll::new().unwrap();
         let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
-        set.watch(one.as_fd(), WatchToken(1)).unwrap();
-        set.watch(two.as_fd(), WatchToken(2)).unwrap();
+        set.watch(one.as_fd(), DescriptorToken(1)).unwrap();
+        set.watch(two.as_fd(), DescriptorToken(2)).unwrap();
         assert!(tokens(&mut set).is_empty());
         two.write(1).unwrap();
         assert_eq!(tokens(&mut set), [2]);
         // A sleeper on an outer epoll wakes, too.
         let mut around = Epoll::new().unwrap();
-        around.watch(set.as_fd(), WatchToken(7)).unwrap();
+        around.watch(set.as_fd(), DescriptorToken(7)).unwrap();
         assert_eq!(tokens(&mut around), [7]);
-        set.unwatch(WatchToken(2));
-        set.unwatch(WatchToken(9));
+        set.unwatch(DescriptorToken(2));
+        set.unwatch(DescriptorToken(9));
         assert!(tokens(&mut set).is_empty());
         assert!(tokens(&mut around).is_empty());
         // An edge-triggered watch reports each write.
         two.read().unwrap();
-        set.watch_edges(two.as_fd(), WatchToken(3)).unwrap();
+        set.watch_edges(two.as_fd(), DescriptorToken(3)).unwrap();
         for _ in 0..2 {
             two.write(1).unwrap();
             assert_eq!(tokens(&mut set), [3]);
             assert!(tokens(&mut set).is_empty(), "nobody read it, and it does not wake again");
         }
         // The token is free for the next one.
-        set.watch(one.as_fd(), WatchToken(2)).unwrap();
+        set.watch(one.as_fd(), DescriptorToken(2)).unwrap();
     }
 }

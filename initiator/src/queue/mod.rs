@@ -2,13 +2,13 @@
 //! data thread of a hardware queue is [`crate::front::disk`]. What it has in common with the queue
 //! of a program ([`crate::front::program`]) is [`target_side`].
 
+mod descriptor_watch;
 mod epoll;
 pub mod path_change;
-mod paths;
 mod publisher;
+mod queue_paths;
 mod target_side;
 pub mod undestroyed;
-mod watch;
 
 use std::io;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use std::time::Duration;
 use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
 use tokio::sync::oneshot;
 
+pub use self::descriptor_watch::DescriptorToken;
+pub(crate) use self::descriptor_watch::DescriptorWatch;
 pub(crate) use self::epoll::Epoll;
-pub(crate) use self::paths::MAIL;
+pub(crate) use self::queue_paths::MAIL;
 pub(crate) use self::target_side::{TargetParts, TargetSide};
 use self::undestroyed::UndestroyedPath;
-pub(crate) use self::watch::Watch;
-pub use self::watch::WatchToken;
 use crate::engine::durability::retain::Retained;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{DigestFailure, PathEnd, QueueStats};
@@ -61,7 +61,7 @@ pub(crate) fn mail() -> io::Result<(Sender<ToQueue>, Receiver<ToQueue>)> {
 
 /// The fate of mail to a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Posted {
+pub(crate) struct MailFate {
     /// Whether the queue receives it. A queue that has left does not.
     pub(crate) is_taken: bool,
     /// Paths that came back unread. They are being destroyed.
@@ -72,7 +72,7 @@ impl ToQueue {
     /// Puts mail into the box of a queue. Unread mail that this makes pointless comes back: a queue
     /// that its program does not drive has at most one path in its box, even if the target comes
     /// and goes often.
-    pub(crate) fn post(self, mail: &Sender<Self>) -> Posted {
+    pub(crate) fn post(self, mail: &Sender<Self>) -> MailFate {
         let (is_taken, back) = match mail.send_over(self, Self::supersedes) {
             Ok(back) => (true, back),
             Err(Refused(refused)) => (false, vec![refused]),
@@ -84,7 +84,7 @@ impl ToQueue {
                 paths += 1;
             }
         }
-        Posted { is_taken, paths }
+        MailFate { is_taken, paths }
     }
 
     /// Whether earlier mail has no effect before this.

@@ -1,4 +1,4 @@
-//! [`Publisher`]: publishes the poller's counters of a queue's path.
+//! [`CounterPublisher`]: publishes the poller's counters of a queue's path.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ const PUBLISH_TURNS: u32 = 64;
 
 /// The published counters of the path's poller.
 #[derive(Debug)]
-pub(super) struct Publisher {
+pub(super) struct CounterPublisher {
     stats: Arc<QueueStats>,
     published: PollerCounters,
     busy_turns: u32,
 }
 
-impl Publisher {
+impl CounterPublisher {
     /// For a queue without a path.
     pub(super) fn new(stats: Arc<QueueStats>) -> Self {
         Self { stats, published: PollerCounters::default(), busy_turns: 0 }

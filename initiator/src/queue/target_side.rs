@@ -18,10 +18,10 @@ use rblk_runtime::Moment;
 use rblk_runtime::mailbox::Receiver;
 use tokio::sync::mpsc;
 
-use super::WatchToken;
-use super::paths::Paths;
-use super::publisher::Publisher;
-use super::watch::Watch;
+use super::DescriptorToken;
+use super::descriptor_watch::DescriptorWatch;
+use super::publisher::CounterPublisher;
+use super::queue_paths::Paths;
 use super::{FromQueue, ToQueue};
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
@@ -67,7 +67,7 @@ pub(crate) struct TargetSide {
     mail: Receiver<ToQueue>,
     engine: Engine,
     paths: Paths,
-    publisher: Publisher,
+    publisher: CounterPublisher,
     // Control waits for the report that every request is answered.
     tell_quiet: bool,
     // The queue leaves once every request is answered, or at this time.
@@ -95,7 +95,7 @@ impl TargetSide {
             mail,
             engine,
             paths: Paths::new(queue, outbox),
-            publisher: Publisher::new(stats),
+            publisher: CounterPublisher::new(stats),
             tell_quiet: false,
             leave_by: None,
             told_digests: None,
@@ -142,7 +142,7 @@ impl TargetSide {
     }
 
     /// Whether a watch is one of the present path's.
-    pub(crate) fn is_of_path(&self, token: WatchToken) -> bool {
+    pub(crate) fn is_of_path(&self, token: DescriptorToken) -> bool {
         self.paths.is_of_path(token)
     }
 
@@ -159,7 +159,11 @@ impl TargetSide {
     /// # Errors
     /// The epoll or ring of the queue broke.
     #[inline]
-    pub(crate) fn begin(&mut self, watch: &mut impl Watch, moment: Moment) -> io::Result<bool> {
+    pub(crate) fn begin(
+        &mut self,
+        watch: &mut impl DescriptorWatch,
+        moment: Moment,
+    ) -> io::Result<bool> {
         let now = moment.instant();
         self.engine.begin_turn(moment);
         let busy = self.take_mail(now);
@@ -229,7 +233,11 @@ impl TargetSide {
     /// # Errors
     /// The epoll or ring of the queue broke.
     #[inline]
-    pub(crate) fn end(&mut self, watch: &mut impl Watch, now: Instant) -> io::Result<bool> {
+    pub(crate) fn end(
+        &mut self,
+        watch: &mut impl DescriptorWatch,
+        now: Instant,
+    ) -> io::Result<bool> {
         let busy = self.paths.send_off(&mut self.engine, watch)?;
         if self.engine.has_digest_failure() {
             self.tell_digests(now);

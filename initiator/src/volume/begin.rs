@@ -18,7 +18,7 @@ use super::course::Facts;
 use super::error::SessionError;
 use super::link::{access_mode, options};
 use super::reconnect::NotTested;
-use super::session::{Claim, HostIdentity, MESSAGES, QueueWish, Session};
+use super::session::{HostIdentity, MESSAGES, QueueWish, Session, VolumeClaim};
 use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
 use crate::engine::PathEnd;
@@ -177,7 +177,7 @@ async fn open_first(
     session: &mut Session,
 ) -> anyhow::Result<(Setup, Facts, Vec<Path>)> {
     let First { config, keys_file, take_over, front, generation, .. } = first;
-    let claim = Claim { take_over, generation, ..access_mode(config).into() };
+    let claim = VolumeClaim { take_over, generation, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
     let shared = first.shared_memory()?;

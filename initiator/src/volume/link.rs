@@ -1,4 +1,4 @@
-//! [`Link`]: a mount's connection to its target. Carries out the acts of its
+//! [`TargetLink`]: a mount's connection to its target. Carries out the acts of its
 //! [`Course`](super::course::Course), and reports events to it.
 
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use rblk_protocol::{
     AccessMode, AsyncEvent, Features, OpenReply, Status, VolumeEntry, VolumeFlags, VolumeHandle,
 };
 
-use super::admin::News;
+use super::admin::TargetNews;
 use super::course::{
-    Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State, Verdict,
+    Act, Arrival, Attempt, Course, CourseState, Facts, Failure, Leaving, LossKind, OpenVerdict,
+    Rules,
 };
 use super::error::SessionError;
 use super::history::{History, millis};
@@ -22,8 +23,8 @@ use super::queues::Queues;
 use super::reconnect::{
     NotTested, Reconnected, StepAnswer, Tries, Try, TryNews, TryStep, VolumeChanged,
 };
-use super::session::{Claim, Credentials, Session};
-use super::settle::{Account, flush};
+use super::session::{Credentials, Session, VolumeClaim};
+use super::settle::{SettleParts, flush};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
 use super::status::{Fallback, MountStatus, auth};
@@ -37,7 +38,7 @@ use crate::engine::pulse::Pulse;
 
 /// A mount's connection to its target.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct TargetLink {
     config: Arc<MountConfig>,
     setup: Setup,
     course: Course,
@@ -131,7 +132,7 @@ async fn next_event(
     volume: VolumeHandle,
     pulse: Pulse,
     queues: &Queues,
-) -> Result<News, SessionError> {
+) -> Result<TargetNews, SessionError> {
     match session {
         Some(session) => session.admin.news_of_disk(pulse, volume, || queues.ios()).await,
         None => std::future::pending().await,
@@ -139,12 +140,12 @@ async fn next_event(
 }
 
 enum Happened {
-    Event(Result<News, SessionError>),
+    Event(Result<TargetNews, SessionError>),
     News(TryNews),
     Deadline,
 }
 
-impl Link {
+impl TargetLink {
     /// The link of a mount that has lost its target. The first try is due at once.
     pub(crate) fn lost(
         config: &Arc<MountConfig>,
@@ -197,7 +198,7 @@ impl Link {
 
     /// The preferred address, if the mount uses another.
     fn fallback(&self) -> Option<Fallback> {
-        let is_worse = self.course.state() == State::Connected && self.course.address() > 0;
+        let is_worse = self.course.state() == CourseState::Connected && self.course.address() > 0;
         let preferred = self.setup.addresses.first().filter(|_| is_worse)?.to_string();
         let reason = self.faults.first().cloned().flatten();
         Some(Fallback { preferred, reason })
@@ -278,7 +279,7 @@ impl Link {
         }
         self.setup.shared = SharedMemory::of_guest(regions);
         if self.session.is_some() {
-            self.course.lose(Loss::Renegotiate, Instant::now(), random());
+            self.course.lose(LossKind::Renegotiate, Instant::now(), random());
             self.disconnect(None, queues);
         }
     }
@@ -296,7 +297,7 @@ impl Link {
     }
 
     /// The state of the mount.
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> CourseState {
         self.course.state()
     }
 
@@ -412,7 +413,7 @@ impl Link {
             known_by: self.setup.known_by(),
             resume,
             volume_name: self.setup.volume_name,
-            claim: Claim { generation, ..access_mode(&self.config).into() },
+            claim: VolumeClaim { generation, ..access_mode(&self.config).into() },
             wish: self.setup.wish,
             buffers: self.setup.buffers[..queues.len()].to_vec(),
             shared: Arc::clone(self.setup.shared.regions()),
@@ -422,8 +423,8 @@ impl Link {
     }
 
     /// The arguments to settle which acknowledged writes are durable.
-    fn account(&self, queues: &Queues) -> Account {
-        Account {
+    fn account(&self, queues: &Queues) -> SettleParts {
+        SettleParts {
             durability: Arc::clone(&self.durability),
             queues: queues.mail(),
             wish: self.setup.wish,
@@ -447,7 +448,7 @@ impl Link {
             TryStep::Opened(volume, answer) => {
                 let verdict = match self.course.opened(&volume) {
                     // The target may take the copies now.
-                    Verdict::Go if self.durability.holds_copies() => Verdict::Settle,
+                    OpenVerdict::Go if self.durability.holds_copies() => OpenVerdict::Settle,
                     verdict => verdict,
                 };
                 StepAnswer::Opened(verdict, answer)
@@ -578,7 +579,7 @@ impl Link {
             _ if has_newer => {}
             PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
                 self.ask_for_less();
-                self.lose("the self-test failed", Loss::Renegotiate, queues);
+                self.lose("the self-test failed", LossKind::Renegotiate, queues);
             }
             end => {
                 let is_silence =
@@ -586,7 +587,7 @@ impl Link {
                 let waits = queues.counts().iter().any(|counts| counts.in_flight > 0);
                 let detect = self.course.rules().detect;
                 self.stuck.lost(is_silence && waits, detect, Instant::now());
-                self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues);
+                self.lose(&format!("queue {queue}: {end:?}"), LossKind::Path, queues);
             }
         }
     }
@@ -610,34 +611,34 @@ impl Link {
     /// Returns whether the facts about the volume changed.
     pub(crate) fn on_event(
         &mut self,
-        news: Result<News, SessionError>,
+        news: Result<TargetNews, SessionError>,
         queues: &mut Queues,
     ) -> bool {
         match news {
-            Ok(News::Event(Some(AsyncEvent::Draining))) => {
+            Ok(TargetNews::Event(Some(AsyncEvent::Draining))) => {
                 if self.may_log(LinkLine::News) {
                     tracing::info!("the target drains: finishing what is in flight");
                 }
                 self.course.draining(Instant::now());
             }
-            Ok(News::Event(Some(AsyncEvent::Upgrading))) => {
+            Ok(TargetNews::Event(Some(AsyncEvent::Upgrading))) => {
                 if self.may_log(LinkLine::News) {
                     tracing::info!("the target is being upgraded: finishing what is in flight");
                 }
                 self.course.upgrading(Instant::now());
             }
             // The next OPEN says which host has the volume.
-            Ok(News::Event(Some(AsyncEvent::Fenced))) => {
-                self.lose("the volume was taken over", Loss::Path, queues);
+            Ok(TargetNews::Event(Some(AsyncEvent::Fenced))) => {
+                self.lose("the volume was taken over", LossKind::Path, queues);
             }
-            Ok(News::Event(event)) => tracing::debug!(?event, "event of the target"),
-            Ok(News::Volume(entry)) => return self.on_volume(&entry, queues),
-            Ok(News::Gone) => {
+            Ok(TargetNews::Event(event)) => tracing::debug!(?event, "event of the target"),
+            Ok(TargetNews::Volume(entry)) => return self.on_volume(&entry, queues),
+            Ok(TargetNews::Gone) => {
                 self.course.removed(Instant::now(), random());
                 self.say_removed(queues);
                 self.disconnect(Some("the volume was removed at the target"), queues);
             }
-            Err(error) => self.lose(&error.to_string(), Loss::Path, queues),
+            Err(error) => self.lose(&error.to_string(), LossKind::Path, queues),
         }
         false
     }
@@ -646,7 +647,7 @@ impl Link {
         let known = self.facts().volume;
         if !self.course.seen(entry) {
             // The next OPEN shows the new volume.
-            self.lose("the volume became another one", Loss::Path, queues);
+            self.lose("the volume became another one", LossKind::Path, queues);
         }
         let is_read_only = |volume: &OpenReply| volume.flags.has(VolumeFlags::READ_ONLY);
         let is_writable_again = is_read_only(&known) && !is_read_only(&self.facts().volume);
@@ -654,7 +655,7 @@ impl Link {
             tracing::info!(
                 "the volume is writable again: what the target refused is written again"
             );
-            self.course.lose(Loss::Renegotiate, Instant::now(), random());
+            self.course.lose(LossKind::Renegotiate, Instant::now(), random());
             self.disconnect(None, queues);
         }
         self.facts().volume != known
@@ -675,7 +676,7 @@ impl Link {
         self.lines.may_write(line, Instant::now())
     }
 
-    fn lose(&mut self, why: &str, loss: Loss, queues: &mut Queues) {
+    fn lose(&mut self, why: &str, loss: LossKind, queues: &mut Queues) {
         let Some(session) = &self.session else { return };
         let address = session.address.to_string();
         self.note_fault(self.course.address(), why);
@@ -750,12 +751,12 @@ impl Link {
     /// Fills in its part of the status.
     pub(crate) fn report(&self, status: &mut MountStatus) {
         let state = match self.course.state() {
-            State::Connected => "connected",
-            State::Lost => "reconnecting",
-            State::Failing => "failing",
-            State::Removed => "volume removed",
-            State::Fenced => "fenced",
-            State::Changed => "volume lost",
+            CourseState::Connected => "connected",
+            CourseState::Lost => "reconnecting",
+            CourseState::Failing => "failing",
+            CourseState::Removed => "volume removed",
+            CourseState::Fenced => "fenced",
+            CourseState::Changed => "volume lost",
         };
         state.clone_into(&mut status.state);
         let lost_ms_ago = self.course.lost_at().map(|at| millis(at.elapsed()));

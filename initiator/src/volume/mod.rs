@@ -37,7 +37,7 @@ use crate::engine::path::Path;
 use crate::engine::{DigestFailure, PathEnd};
 use crate::queue::{FromQueue, TargetParts};
 use course::Facts;
-use link::{AfterNote, Link};
+use link::{AfterNote, TargetLink};
 use queues::{QueuePlan, Queues};
 use session::{Credentials, Session};
 use setup::Setup;
@@ -56,7 +56,7 @@ pub(crate) const FORCE_LOGOUT: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Volume {
     config: Arc<MountConfig>,
-    link: Link,
+    link: TargetLink,
     queues: Queues,
     durability: Arc<Durability>,
     // Acknowledged writes may be in the target's memory only.
@@ -76,7 +76,7 @@ impl Volume {
     ) -> Self {
         let config = Arc::new(config.clone());
         let durability = Durability::new(config.on_loss);
-        let link = Link::connected(&config, setup, facts, &durability, session);
+        let link = TargetLink::connected(&config, setup, facts, &durability, session);
         Self::of(config, link, durability)
     }
 
@@ -88,11 +88,11 @@ impl Volume {
         durability: Arc<Durability>,
     ) -> Self {
         let config = Arc::new(config.clone());
-        let link = Link::lost(&config, setup, facts, &durability, Instant::now());
+        let link = TargetLink::lost(&config, setup, facts, &durability, Instant::now());
         Self::of(config, link, durability)
     }
 
-    fn of(config: Arc<MountConfig>, link: Link, durability: Arc<Durability>) -> Self {
+    fn of(config: Arc<MountConfig>, link: TargetLink, durability: Arc<Durability>) -> Self {
         let volatile_cache = link.facts().has(VolumeFlags::VOLATILE_CACHE);
         let queues = Queues::default();
         Self { config, link, queues, durability, volatile_cache, retain_bytes: 0 }
@@ -104,7 +104,7 @@ impl Volume {
     }
 
     /// The link to its target.
-    pub(crate) fn link(&self) -> &Link {
+    pub(crate) fn link(&self) -> &TargetLink {
         &self.link
     }
 
@@ -382,7 +382,7 @@ impl Volume {
 
     /// The link and the queues, for tests that stand between them.
     #[cfg(test)]
-    pub(crate) fn parts_mut(&mut self) -> (&mut Link, &mut Queues) {
+    pub(crate) fn parts_mut(&mut self) -> (&mut TargetLink, &mut Queues) {
         (&mut self.link, &mut self.queues)
     }
 

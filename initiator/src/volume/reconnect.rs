@@ -11,10 +11,10 @@ use rblk_operate::said_once;
 use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use super::course::{OtherTarget, Verdict};
+use super::course::{OpenVerdict, OtherTarget};
 use super::error::SessionError;
-use super::session::{Claim, QueueWish, Session};
-use super::settle::{Account, settle};
+use super::session::{QueueWish, Session, VolumeClaim};
+use super::settle::{SettleParts, settle};
 use super::setup::KnownBy;
 use super::task::{self, Running};
 use crate::engine::PathEnd;
@@ -55,7 +55,7 @@ pub(super) struct Try {
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub(super) resume: Option<(SessionId, Epoch)>,
     pub(super) volume_name: Name,
-    pub(super) claim: Claim,
+    pub(super) claim: VolumeClaim,
     pub(super) wish: QueueWish,
     /// The memory of each queue that gets a path.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
@@ -64,7 +64,7 @@ pub(super) struct Try {
     /// Whether the paths are tested before the queues get them.
     pub(super) tests_paths: bool,
     /// The account of durable writes.
-    pub(super) account: Account,
+    pub(super) account: SettleParts,
 }
 
 /// A session with a path for every queue that has not left.
@@ -80,7 +80,7 @@ pub(super) enum TryStep {
     /// The try has a session.
     LoggedIn(LoginReply, oneshot::Sender<Result<(), OtherTarget>>),
     /// The try has the volume.
-    Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
+    Opened(Box<OpenReply>, oneshot::Sender<OpenVerdict>),
 }
 
 /// The answer of the mount to a [`TryStep`]. It goes nowhere if the try was ended meanwhile.
@@ -89,7 +89,7 @@ pub(crate) enum StepAnswer {
     /// Whether the session is one of the same target.
     LoggedIn(Result<(), OtherTarget>, oneshot::Sender<Result<(), OtherTarget>>),
     /// How the try goes on.
-    Opened(Verdict, oneshot::Sender<Verdict>),
+    Opened(OpenVerdict, oneshot::Sender<OpenVerdict>),
 }
 
 impl StepAnswer {
@@ -147,9 +147,9 @@ impl Try {
         ask(steps, |answer| TryStep::LoggedIn(login, answer)).await??;
         let volume = session.open(&self.volume_name, self.claim).await?;
         match ask(steps, |answer| TryStep::Opened(Box::new(volume), answer)).await? {
-            Verdict::Go => {}
-            Verdict::Settle => settle(session, &volume, &self.account).await?,
-            Verdict::Changed(how) => {
+            OpenVerdict::Go => {}
+            OpenVerdict::Settle => settle(session, &volume, &self.account).await?,
+            OpenVerdict::Changed(how) => {
                 return Err(VolumeChanged { volume: self.volume_name.to_string(), how }.into());
             }
         }

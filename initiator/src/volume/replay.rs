@@ -6,10 +6,11 @@
 //! needed.
 //!
 //! A block that the target refuses takes no other block with it: a command of several blocks that
-//! is refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`] is
-//! the result. A takeover of the volume by another host is no answer to a write: it ends the replay
-//! and settles nothing. A missing volume is an answer: a store with a missing device reports that
-//! of a volume that still exists. The caller asks LIST which of the two it is.
+//! is refused is sent again in halves, and the rest of the log and the FLUSH follow.
+//! [`ReplayOutcome`] is the result. A takeover of the volume by another host is no answer to a
+//! write: it ends the replay and settles nothing. A missing volume is an answer: a store with a
+//! missing device reports that of a volume that still exists. The caller asks LIST which of the two
+//! it is.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use rblk_protocol::{BlockCount, Lba, QueueDepth, Status, Tag};
 
 use super::error::SessionError;
 use super::session::QueueWish;
-use crate::engine::durability::retain::{ReplayLog, What};
+use crate::engine::durability::retain::{RangeContent, ReplayLog};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
@@ -65,12 +66,12 @@ pub enum Progress {
     /// The replay waits for the target.
     Idle,
     /// Every command was answered, the FLUSH included.
-    Done(Outcome),
+    Done(ReplayOutcome),
 }
 
 /// The result of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum ReplayOutcome {
     /// All writes are durable.
     Durable,
     /// The target has all writes. The FLUSH failed with that errno (positive).
@@ -90,7 +91,7 @@ pub enum Outcome {
 /// Neighbouring blocks of one command.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    what: What,
+    what: RangeContent,
     lba: u64,
     blocks: u64,
 }
@@ -116,13 +117,13 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
     sent: u64,
     idle: Vec<Tag>,
     by_tag: Vec<Sent>,
-    flush: Flush,
+    flush: ReplayFlush,
     refusals: Refusals,
     last_answer: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Flush {
+enum ReplayFlush {
     NotYet,
     Sent,
     // Answered, with an errno or 0.
@@ -141,7 +142,7 @@ struct Refusals {
     fenced: bool,
 }
 
-impl Outcome {
+impl ReplayOutcome {
     /// Whether a change or removal of the volume just now may be the cause.
     #[must_use]
     pub(crate) fn may_be_of_change(self) -> bool {
@@ -156,7 +157,7 @@ impl Outcome {
 impl Refusals {
     /// Records a command that was answered with that errno.
     fn add(&mut self, run: Run, errno: i32) {
-        if run.what == What::Discarded {
+        if run.what == RangeContent::Discarded {
             // A discard is a hint.
         } else if run.blocks > 1 && self.cuts < CUTS_MAX {
             self.cuts += 1;
@@ -169,13 +170,13 @@ impl Refusals {
         }
     }
 
-    fn outcome(&self, flush_errno: i32) -> Outcome {
+    fn outcome(&self, flush_errno: i32) -> ReplayOutcome {
         match (self.errno, flush_errno) {
             (Some(errno), flush) => {
-                Outcome::Refused { blocks: self.blocks, errno, flushed: flush == 0 }
+                ReplayOutcome::Refused { blocks: self.blocks, errno, flushed: flush == 0 }
             }
-            (None, 0) => Outcome::Durable,
-            (None, errno) => Outcome::Unflushed(errno),
+            (None, 0) => ReplayOutcome::Durable,
+            (None, errno) => ReplayOutcome::Unflushed(errno),
         }
     }
 }
@@ -212,7 +213,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             sent: 0,
             idle: (0..depth.get()).map(Tag).collect(),
             by_tag: vec![Sent::Nothing; usize::from(depth.get())],
-            flush: Flush::NotYet,
+            flush: ReplayFlush::NotYet,
             refusals: Refusals::default(),
             last_answer: now,
         }
@@ -235,7 +236,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let first = self.log.pieces().get(self.at)?;
         let (what, lba) = (first.what, first.lba.0 + self.sent);
         let room = match what {
-            What::Data => wide64(self.data_max) / bytes,
+            RangeContent::Data => wide64(self.data_max) / bytes,
             _ => RANGE_BYTES_MAX / bytes,
         }
         .max(1);
@@ -261,7 +262,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let Run { what, lba, blocks } = run;
         let size = self.log.block_size();
         let bytes = u64::from(size.bytes());
-        if what == What::Data {
+        if what == RangeContent::Data {
             let (mut at, end) = (lba, lba + blocks);
             for piece in self.log.pieces_from(Lba(lba)) {
                 if at >= end {
@@ -276,12 +277,12 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             }
         }
         let op = match what {
-            What::Data | What::Durable => IoOp::Write,
-            What::Discarded => IoOp::Discard,
-            What::Zeroed { .. } => IoOp::WriteZeroes,
+            RangeContent::Data | RangeContent::Durable => IoOp::Write,
+            RangeContent::Discarded => IoOp::Discard,
+            RangeContent::Zeroed { .. } => IoOp::WriteZeroes,
         };
         let mut io = Io::new(op, lba * bytes, BlockCount(blocks).bytes(size)?, size)?;
-        io.may_unmap = what == What::Zeroed { may_unmap: true };
+        io.may_unmap = what == RangeContent::Zeroed { may_unmap: true };
         Some(io)
     }
 
@@ -294,7 +295,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     /// Sends commands for idle tags. Returns whether there were any.
     fn send(&mut self) -> bool {
         let mut any = false;
-        if self.flush != Flush::NotYet {
+        if self.flush != ReplayFlush::NotYet {
             return any;
         }
         while let Some(tag) = self.idle.pop() {
@@ -316,7 +317,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             let flush = Io::new(IoOp::Flush, 0, 0, self.log.block_size());
             if let (Some(tag), Some(io)) = (self.idle.pop(), flush) {
                 self.submit(tag, Sent::Flush, io);
-                self.flush = Flush::Sent;
+                self.flush = ReplayFlush::Sent;
                 any = true;
             }
         }
@@ -339,7 +340,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
                 Sent::Flush | Sent::Run(_) if errno == Status::Fenced.errno() => {
                     refusals.fenced = true;
                 }
-                Sent::Flush => *flush = Flush::Done(errno),
+                Sent::Flush => *flush = ReplayFlush::Done(errno),
                 Sent::Run(run) if errno > 0 => refusals.add(run, errno),
                 Sent::Run(_) | Sent::Nothing => {}
             }
@@ -350,7 +351,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         if self.refusals.fenced {
             return Err(ReplayError::Fenced);
         }
-        if let Flush::Done(errno) = self.flush {
+        if let ReplayFlush::Done(errno) = self.flush {
             return Ok(Progress::Done(self.refusals.outcome(errno)));
         }
         if let Some((end, dead)) = self.engine.take_ended() {
@@ -367,7 +368,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     ///
     /// # Errors
     /// [`ReplayError`].
-    pub(crate) async fn run(mut self) -> Result<Outcome, ReplayError> {
+    pub(crate) async fn run(mut self) -> Result<ReplayOutcome, ReplayError> {
         let system = |source| SessionError::System { what: "the path for writing again", source };
         let readiness = match self.engine.poller_mut() {
             Some(poller) => Some(Readiness::new(poller.event_fds()).map_err(system)?),

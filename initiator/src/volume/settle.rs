@@ -20,10 +20,10 @@ use rblk_protocol::{
 use rblk_runtime::mailbox::Sender;
 use tokio::sync::oneshot;
 
-use super::replay::{self, Outcome, Replayer};
+use super::replay::{self, ReplayOutcome, Replayer};
 use super::session::{QueueWish, REPLAY_QUEUE, Session};
 use crate::engine::durability::Durability;
-use crate::engine::durability::retain::{ReplayLog, Retained, What};
+use crate::engine::durability::retain::{RangeContent, ReplayLog, Retained};
 use crate::engine::pulse::Pulse;
 use crate::queue::ToQueue;
 
@@ -32,7 +32,7 @@ const STOCK_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The parts of the mount that [`settle`] uses.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct SettleParts {
     /// Which acknowledged writes are durable.
     pub durability: Arc<Durability>,
     /// Mail to every queue thread.
@@ -103,9 +103,9 @@ pub fn judge(
 
 impl Judgement {
     /// Enters the judgement in the account, with the outcome of writing the log again;
-    /// [`Outcome::Durable`] where there was nothing to write. A path that died on the way settles
-    /// nothing: judge again.
-    pub fn settle(&self, durability: &Durability, outcome: Outcome) {
+    /// [`ReplayOutcome::Durable`] where there was nothing to write. A path that died on the way
+    /// settles nothing: judge again.
+    pub fn settle(&self, durability: &Durability, outcome: ReplayOutcome) {
         let Self::Rewrite { horizon, log, doubt, .. } = self else {
             if let Self::Lost { horizon, .. } = self {
                 durability.lose(*horizon);
@@ -113,7 +113,7 @@ impl Judgement {
             return;
         };
         match outcome {
-            Outcome::Durable => {
+            ReplayOutcome::Durable => {
                 if *doubt {
                     durability.lose(*horizon);
                 }
@@ -121,11 +121,11 @@ impl Judgement {
             }
             // Users read these writes, so a second write does not change data under them. As after
             // every failed FLUSH, some may be lost.
-            Outcome::Unflushed(_) => {
+            ReplayOutcome::Unflushed(_) => {
                 durability.lose_but_keep_copies(*horizon);
                 durability.wrote_copies();
             }
-            Outcome::Refused { .. } => durability.hold_copies(*horizon),
+            ReplayOutcome::Refused { .. } => durability.hold_copies(*horizon),
         }
     }
 }
@@ -139,13 +139,13 @@ impl Judgement {
 pub async fn settle(
     session: &mut Session,
     volume: &OpenReply,
-    account: &Account,
+    account: &SettleParts,
 ) -> anyhow::Result<()> {
     let stock = take_stock(&account.queues).await?;
     let shape = (volume.block_size, volume.blocks);
     let judgement = judge(&account.durability, stock, shape);
     let (begun, held) = (Instant::now(), account.durability.holds_copies());
-    let mut outcome = Outcome::Durable;
+    let mut outcome = ReplayOutcome::Durable;
     if let Judgement::Rewrite { log, .. } = &judgement
         && !log.pieces().is_empty()
     {
@@ -161,7 +161,12 @@ pub async fn settle(
 }
 
 /// Logs the outcome.
-fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, consequence: &str) {
+fn tell(
+    (judgement, why): (&Judgement, &str),
+    outcome: ReplayOutcome,
+    took: Duration,
+    consequence: &str,
+) {
     let (log, behind_end, doubt) = match judgement {
         Judgement::Nothing => {
             return tracing::info!(
@@ -200,21 +205,21 @@ fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, 
         );
     }
     match outcome {
-        Outcome::Durable => tracing::warn!(
+        ReplayOutcome::Durable => tracing::warn!(
             rblk_event = "rewrite",
             writes = log.writes(),
             pieces = log.pieces().len(),
             ?took,
             "{why}; what was not flushed was written again"
         ),
-        Outcome::Unflushed(errno) => tracing::error!(
+        ReplayOutcome::Unflushed(errno) => tracing::error!(
             rblk_event = "lost-writes",
             writes = log.writes(),
             errno,
             "lost: what was not flushed was written again, but the target failed the FLUSH after it, so acknowledged \
              writes may be lost; {consequence}. Their copies are kept"
         ),
-        Outcome::Refused { blocks, errno, flushed } => tracing::error!(
+        ReplayOutcome::Refused { blocks, errno, flushed } => tracing::error!(
             rblk_event = "lost-writes",
             writes = log.writes(),
             blocks,
@@ -230,15 +235,17 @@ fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, 
 async fn rewrite(
     session: &mut Session,
     volume: &OpenReply,
-    account: &Account,
+    account: &SettleParts,
     log: &ReplayLog,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<ReplayOutcome> {
     if volume.flags.has(VolumeFlags::READ_ONLY) {
         // A discard is a hint.
-        let pieces = log.pieces().iter().filter(|piece| piece.what != What::Discarded);
+        let pieces = log.pieces().iter().filter(|piece| piece.what != RangeContent::Discarded);
         return Ok(match pieces.map(|piece| piece.count.0).sum() {
-            0 => Outcome::Durable,
-            blocks => Outcome::Refused { blocks, errno: Status::ReadOnly.errno(), flushed: false },
+            0 => ReplayOutcome::Durable,
+            blocks => {
+                ReplayOutcome::Refused { blocks, errno: Status::ReadOnly.errno(), flushed: false }
+            }
         });
     }
     let outcome = replay(session, volume, account, log).await;
@@ -293,16 +300,16 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
 pub async fn flush(
     session: &mut Session,
     volume: &OpenReply,
-    account: &Account,
+    account: &SettleParts,
 ) -> anyhow::Result<()> {
     let horizon = account.durability.horizon();
     let nothing = ReplayLog::merge(Vec::new(), volume.block_size);
     match replay(session, volume, account, &nothing).await? {
-        Outcome::Durable => {
+        ReplayOutcome::Durable => {
             account.durability.made_durable(horizon);
             Ok(())
         }
-        Outcome::Unflushed(errno) | Outcome::Refused { errno, .. } => {
+        ReplayOutcome::Unflushed(errno) | ReplayOutcome::Refused { errno, .. } => {
             anyhow::bail!("the target fails the FLUSH: errno {errno}")
         }
     }
@@ -311,9 +318,9 @@ pub async fn flush(
 async fn replay(
     session: &mut Session,
     volume: &OpenReply,
-    account: &Account,
+    account: &SettleParts,
     log: &ReplayLog,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<ReplayOutcome> {
     let depth = QueueDepth::new(replay::DEPTH.min(account.wish.depth.get())).context("depth")?;
     let wish = QueueWish { depth, features: Features::default(), lanes: Some(1), ..account.wish };
     let buffers = replay::buffers(wish)?;
@@ -352,12 +359,12 @@ mod tests {
         (block_size(), BlockCount(4))
     }
 
-    const REFUSED: Outcome = Outcome::Refused { blocks: 1, errno: 5, flushed: true };
+    const REFUSED: ReplayOutcome = ReplayOutcome::Refused { blocks: 1, errno: 5, flushed: true };
 
     fn retained(number: u64) -> Retained {
         Retained {
             number,
-            what: What::Data,
+            what: RangeContent::Data,
             lba: Lba(number),
             count: BlockCount(1),
             data: vec![7; 512],
@@ -385,7 +392,7 @@ mod tests {
         for stock in [None, Some(Vec::new())] {
             let judgement = judge(&account, stock, shape());
             assert!(matches!(judgement, Judgement::Nothing), "{judgement:?}");
-            judgement.settle(&account, Outcome::Durable);
+            judgement.settle(&account, ReplayOutcome::Durable);
             assert_eq!(account.losses(), 0);
         }
     }
@@ -396,10 +403,10 @@ mod tests {
         let judgement = judge(&lost, None, shape());
         let expected = Judgement::Lost { horizon: 2, writes: 2, dropped: false };
         assert_eq!(format!("{judgement:?}"), format!("{expected:?}"));
-        judgement.settle(&lost, Outcome::Durable);
+        judgement.settle(&lost, ReplayOutcome::Durable);
         assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
 
-        for (outcome, losses, writes) in [(Outcome::Durable, 0, 2), (REFUSED, 1, 0)] {
+        for (outcome, losses, writes) in [(ReplayOutcome::Durable, 0, 2), (REFUSED, 1, 0)] {
             let kept = account(Durability::new(OnLoss::Once), 2);
             let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), shape());
             match &judgement {
@@ -420,7 +427,7 @@ mod tests {
             let account = account(Durability::inheriting(OnLoss::Once), own);
             let judgement = judge(&account, Some(stock), shape());
             assert!(matches!(judgement, Judgement::Rewrite { doubt: true, .. }), "{judgement:?}");
-            judgement.settle(&account, Outcome::Durable);
+            judgement.settle(&account, ReplayOutcome::Durable);
             assert_eq!((account.losses(), account.unflushed()), (1, 0));
             assert_eq!(account.writes_rewritten(), own);
             // The loss is reported once.
@@ -442,7 +449,7 @@ mod tests {
             // The newer copy is missing.
             let judgement = judge(&kept, Some(vec![retained(first)]), shape());
             assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
-            judgement.settle(&kept, Outcome::Durable);
+            judgement.settle(&kept, ReplayOutcome::Durable);
             let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
             assert_eq!(found, (1, 0, 0));
         }
@@ -453,7 +460,7 @@ mod tests {
         held.made_durable(2);
         let judgement = judge(&held, Some(vec![retained(0)]), shape());
         assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
-        judgement.settle(&held, Outcome::Durable);
+        judgement.settle(&held, ReplayOutcome::Durable);
         assert_eq!((held.unflushed(), held.holds_copies()), (0, false));
     }
 
@@ -477,7 +484,7 @@ mod tests {
             panic!("{judgement:?}")
         };
         assert_eq!(log.pieces().iter().map(|p| p.lba.0).collect::<Vec<_>>(), [0]);
-        judgement.settle(&kept, Outcome::Durable);
+        judgement.settle(&kept, ReplayOutcome::Durable);
         assert_eq!((kept.losses(), kept.unflushed()), (0, 0));
     }
 
@@ -488,7 +495,7 @@ mod tests {
         judge(&kept, stock(), shape()).settle(&kept, REFUSED);
         kept.made_durable(2);
         assert_eq!((kept.holds_copies(), kept.unflushed()), (true, 2));
-        judge(&kept, stock(), shape()).settle(&kept, Outcome::Unflushed(28));
+        judge(&kept, stock(), shape()).settle(&kept, ReplayOutcome::Unflushed(28));
         assert_eq!((kept.holds_copies(), kept.unflushed()), (false, 2));
         kept.made_durable(2);
         assert_eq!((kept.losses(), kept.unflushed()), (1, 0));
@@ -497,7 +504,7 @@ mod tests {
     #[test]
     fn copies_stay_as_long_as_another_try_may_help() {
         let (until, once) = (OnLoss::UntilRemount, OnLoss::Once);
-        let unflushed = Outcome::Unflushed(28);
+        let unflushed = ReplayOutcome::Unflushed(28);
         for (on_loss, outcome, unflushed, holds) in [
             (until, REFUSED, 2, true),
             (until, unflushed, 2, false),
@@ -513,7 +520,7 @@ mod tests {
                 let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
                 assert_eq!(found, (1, unflushed, holds), "{on_loss} {outcome:?} {turn}");
             }
-            judge(&kept, stock(), shape()).settle(&kept, Outcome::Durable);
+            judge(&kept, stock(), shape()).settle(&kept, ReplayOutcome::Durable);
             let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
             assert_eq!(found, (1, 0, false), "{on_loss} {outcome:?}: a loss stays");
         }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rblk_config::OnLoss;
 use rblk_fabric::{PageKind, Region};
-use rblk_initiator::engine::durability::retain::{ReplayLog, RetainRing, Retained, What};
+use rblk_initiator::engine::durability::retain::{RangeContent, ReplayLog, RetainRing, Retained};
 use rblk_initiator::engine::durability::{Durability, Ledger};
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::volume::replay::{Outcome, Progress, ReplayError, Replayer, buffers};
+use rblk_initiator::volume::replay::{Progress, ReplayError, ReplayOutcome, Replayer, buffers};
 use rblk_initiator::volume::session::QueueWish;
 use rblk_initiator::volume::settle::{Judgement, judge};
 use rblk_protocol::{BlockCount, BlockSize, Features, Lba, Opcode, QueueDepth, Status, Tag};
@@ -208,13 +208,13 @@ impl Bed {
 
     /// The target comes back without its memory: runs control's part before the queues go on. If
     /// the queues retain copies, returns the outcome of the replay.
-    fn recover(&mut self) -> Option<Outcome> {
+    fn recover(&mut self) -> Option<ReplayOutcome> {
         self.target.crash(&mut self.random);
         self.settle_account()
     }
 
     /// The mount connects, and settles its account.
-    fn settle_account(&mut self) -> Option<Outcome> {
+    fn settle_account(&mut self) -> Option<ReplayOutcome> {
         let mut stock = Some(Vec::new());
         for queue in &mut self.queues {
             match (&mut stock, queue.engine.take_stock()) {
@@ -235,13 +235,13 @@ impl Bed {
                 }
             };
         }
-        judgement.settle(&self.durability, outcome.unwrap_or(Outcome::Durable));
+        judgement.settle(&self.durability, outcome.unwrap_or(ReplayOutcome::Durable));
         if outcome.is_some() {
             let is_idle = |block: &usize| !self.busy[*block] && !self.target.bad.contains(block);
             for block in (0..BLOCKS).filter(is_idle) {
                 let (expected, on_disk) = (self.expected[block], self.target.disk[block]);
                 assert_eq!(self.target.memory[block], expected, "block {block}");
-                let is_durable = !matches!(outcome, Some(Outcome::Unflushed(_)));
+                let is_durable = !matches!(outcome, Some(ReplayOutcome::Unflushed(_)));
                 assert!(!is_durable || on_disk == expected, "block {block}");
             }
         }
@@ -250,7 +250,7 @@ impl Bed {
     }
 
     /// The outcome; `None` if the target crashed again before the end.
-    fn replay(&mut self, log: &ReplayLog) -> Option<Outcome> {
+    fn replay(&mut self, log: &ReplayLog) -> Option<ReplayOutcome> {
         let region = buffers(wish()).unwrap();
         let path = self.target.connect(&region);
         let mut replay = Replayer::new(log, path, region, wish(), self.now);
@@ -491,8 +491,8 @@ fn a_refused_write_takes_no_other_with_it() {
             let bad = written_on_bad_blocks(&mut bed);
             // `recover` checks every other block, on the disk.
             let outcome = bed.recover();
-            let Some(Outcome::Refused { blocks, errno, flushed: true }) = outcome else {
-                assert_eq!((outcome, bed.durability.losses()), (Some(Outcome::Durable), 0));
+            let Some(ReplayOutcome::Refused { blocks, errno, flushed: true }) = outcome else {
+                assert_eq!((outcome, bed.durability.losses()), (Some(ReplayOutcome::Durable), 0));
                 in_order += 1;
                 continue;
             };
@@ -515,7 +515,7 @@ fn a_refused_write_takes_no_other_with_it() {
                 _ => bed.recover(),
             };
             if until_remount {
-                assert_eq!(outcome, Some(Outcome::Durable));
+                assert_eq!(outcome, Some(ReplayOutcome::Durable));
                 assert_eq!(bed.target.disk, bed.expected, "every acknowledged write is back");
                 assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, 1));
             } else {
@@ -537,7 +537,7 @@ fn writes_go_on_while_copies_are_held_and_take_their_room_at_last() {
         }
         bed.settle();
         bed.target.bad.extend(0..BLOCKS);
-        if !matches!(bed.recover(), Some(Outcome::Refused { .. })) {
+        if !matches!(bed.recover(), Some(ReplayOutcome::Refused { .. })) {
             continue;
         }
         bed.target.bad.clear();
@@ -552,7 +552,7 @@ fn writes_go_on_while_copies_are_held_and_take_their_room_at_last() {
             bed.settle();
         }
         let told = bed.durability.losses();
-        assert!(matches!(bed.recover(), None | Some(Outcome::Durable)));
+        assert!(matches!(bed.recover(), None | Some(ReplayOutcome::Durable)));
         assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, told));
         assert!(told >= 1 && bed.durability.fails_every_flush());
     }
@@ -573,12 +573,12 @@ fn a_flush_after_the_replay_that_fails_keeps_every_copy() {
             assert!(written > 0);
             bed.target.crash(&mut bed.random);
             bed.target.fails_flushes = true;
-            if bed.settle_account() == Some(Outcome::Durable) {
+            if bed.settle_account() == Some(ReplayOutcome::Durable) {
                 // The target crashed again in between, and its store works.
                 continue;
             }
             assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (written, 1));
-            assert_eq!(bed.recover(), Some(Outcome::Durable));
+            assert_eq!(bed.recover(), Some(ReplayOutcome::Durable));
             assert_eq!(bed.target.disk, bed.expected);
             assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, 1));
         }
@@ -591,7 +591,7 @@ fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
     let mut random = Random(1);
     let entry = Retained {
         number: 0,
-        what: What::Data,
+        what: RangeContent::Data,
         lba: Lba(3),
         count: BlockCount(1),
         data: vec![1; 512],
@@ -626,12 +626,12 @@ fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
         };
         match (says, end) {
             (Some(Status::ReadOnly), Ok(outcome)) => {
-                let refused = Outcome::Refused { blocks: 1, errno: 30, flushed: true };
+                let refused = ReplayOutcome::Refused { blocks: 1, errno: 30, flushed: true };
                 assert_eq!(outcome, refused);
             }
             // A store without its device reports this, too.
             (Some(Status::VolumeGone), Ok(outcome)) => {
-                let refused = Outcome::Refused { blocks: 1, errno: 19, flushed: true };
+                let refused = ReplayOutcome::Refused { blocks: 1, errno: 19, flushed: true };
                 assert_eq!(outcome, refused);
             }
             // `Fenced` is no answer to the write: the next OPEN names the holder.

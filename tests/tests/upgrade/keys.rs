@@ -32,7 +32,7 @@ fn prove(
     target: &Target,
     its: PublicKey,
     key: &SecretKey,
-    claim: Claim,
+    claim: VolumeClaim,
 ) -> Result<Client, SessionError> {
     let credentials = Credentials::new(key.clone(), vec![its]).unwrap();
     Client::prove(&target.address, "v", 1, Some(&credentials), claim)
@@ -58,7 +58,7 @@ fn a_key_that_goes_while_a_target_hands_over_stays_gone() {
     let mut dump = Command::new(program("rblk-target"));
     let dumped = run(dump.args(["dump", "--control-socket"]).arg(&target.socket)).stdout;
     assert!(dumped.contains("name = \"db1\"") && !dumped.contains("name = \"db2\""), "{dumped}");
-    let claim: Claim = Claim { take_over: true, ..AccessMode::Exclusive.into() };
+    let claim: VolumeClaim = VolumeClaim { take_over: true, ..AccessMode::Exclusive.into() };
     let refused = prove(&target, its, &revoked, claim).unwrap_err();
     assert!(refused.to_string().contains("key"), "its key was revoked: {refused}");
     prove(&target, its, &kept, claim).expect("its key was not");

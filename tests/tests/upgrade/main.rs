@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rblk_initiator::volume::session::Claim;
+use rblk_initiator::volume::session::VolumeClaim;
 use rblk_protocol::{AccessMode, AsyncEvent, WriteVerifier};
 use rblk_target::operate::events::{Event, EventKind};
 use rblk_tests::bed::pattern;
@@ -65,7 +65,7 @@ fn go_along(mut client: Client, target: &Target) -> Client {
     assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
     let generation = client.volume.generation;
     drop(client);
-    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let claim = VolumeClaim { generation, ..AccessMode::Exclusive.into() };
     // One attempt is enough: the socket lets it wait for the next program.
     Client::claim(&target.address, "v", 1, claim).expect("the same volume")
 }
@@ -183,7 +183,7 @@ fn another_host_cannot_slip_in() {
     let (code, said, complaint) = end(upgrade);
     assert_eq!((code, &said["back"]), (Some(1), &0.into()), "{said}");
     assert!(complaint.contains("not back yet: test"), "{complaint}");
-    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let claim = VolumeClaim { generation, ..AccessMode::Exclusive.into() };
     Client::claim(&target.address, "v", 1, claim).expect("it is kept for its holder");
     wait_for("the mount", || (target.status().upgrade?.back == 1).then_some(()));
 }
@@ -272,7 +272,7 @@ fn a_mount_that_does_not_leave_is_cut_off_and_counted() {
     wait_for("the next program", || target.status_if_any()?.upgrade);
     let generation = client.volume.generation;
     drop(client);
-    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let claim = VolumeClaim { generation, ..AccessMode::Exclusive.into() };
     let _client = Client::claim(&target.address, "v", 1, claim).unwrap();
     let (code, said, complaint) = end(upgrade);
     assert_eq!(code, Some(0), "{complaint}");

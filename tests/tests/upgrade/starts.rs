@@ -97,7 +97,8 @@ fn a_program_that_cannot_start_gives_way_to_the_old_one() {
     let gate = Gate::new(dir.path());
     let upgrade = begin(&target, &["--program", &wrapper(dir.path(), &gate.script())]);
     assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
-    let claim = Claim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
+    let claim =
+        VolumeClaim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
     drop(client);
     gate.wait();
     let number = port.number;
@@ -162,7 +163,8 @@ fn a_program_starts_with_the_checked_configuration() {
     let verifier = client.volume.verifier;
     let gate = Gate::new(dir.path());
     let upgrade = begin(&target, &["--program", &wrapper(dir.path(), &gate.script())]);
-    let claim = Claim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
+    let claim =
+        VolumeClaim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
     drop(client);
     gate.wait();
     // The present files would lose the volume for its mounts.
@@ -271,7 +273,8 @@ fn a_program_that_is_killed_in_its_start_loses_nothing() {
         target.start_again(dir.path(), &args);
         for (index, volume) in ["v", "w"].into_iter().enumerate() {
             let before = before[index];
-            let claim = Claim { generation: before.generation, ..AccessMode::Exclusive.into() };
+            let claim =
+                VolumeClaim { generation: before.generation, ..AccessMode::Exclusive.into() };
             let mut client = Client::claim(&target.address, volume, 1, claim)
                 .unwrap_or_else(|error| panic!("{when}: {volume} is fenced: {error}"));
             assert!(client.read(0, 4096) == data, "{when}: {volume}");

@@ -229,7 +229,7 @@ fn another_state_than_the_target_wrote_is_named() {
     let record = dir.path().join(file_with(dir.path(), ".volume"));
     let earlier = std::fs::read(&record).unwrap();
     // Another host takes over, in a later generation.
-    let taken = Claim { take_over: true, ..AccessMode::Exclusive.into() };
+    let taken = VolumeClaim { take_over: true, ..AccessMode::Exclusive.into() };
     let mut other = Client::claim(&target.address, "v", 2, taken).unwrap();
     fill(&mut other);
     std::fs::write(&record, earlier).unwrap();

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::shared::Shared;
+use super::shared::QueueTasks;
 
 /// A [buffer](crate::Buffer) of the queue of a [`Handle`](super::Handle): memory for the data of
 /// one request. A request takes it, and gives it back with its result. A dropped buffer goes to the
@@ -10,11 +10,11 @@ use super::shared::Shared;
 pub struct Buffer {
     // `None` during the drop, and after the move into a request.
     buffer: Option<crate::Buffer>,
-    shared: Rc<Shared>,
+    shared: Rc<QueueTasks>,
 }
 
 impl Buffer {
-    pub(super) fn new(buffer: crate::Buffer, shared: &Rc<Shared>) -> Self {
+    pub(super) fn new(buffer: crate::Buffer, shared: &Rc<QueueTasks>) -> Self {
         Self { buffer: Some(buffer), shared: Rc::clone(shared) }
     }
 

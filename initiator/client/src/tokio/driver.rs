@@ -11,13 +11,13 @@ use std::time::Duration;
 use rblk_fabric::Readiness;
 
 use super::handle::Handle;
-use super::shared::Shared;
+use super::shared::QueueTasks;
 use crate::Queue;
 
 /// Works for the tasks of one queue, while [`Self::run`] is polled.
 #[must_use = "requests wait until Driver::run is polled"]
 pub struct Driver {
-    shared: Rc<Shared>,
+    shared: Rc<QueueTasks>,
     // An `AsyncFd` of a copy of the queue's descriptor: the queue may be gone first.
     event: Readiness,
 }
@@ -32,7 +32,7 @@ impl Driver {
     /// Outside of a runtime of tokio with I/O enabled.
     pub fn new(queue: Queue) -> io::Result<(Handle, Self)> {
         let event = Readiness::new([Some(queue.event_fd()), None])?;
-        let shared = Rc::new(Shared::new(queue));
+        let shared = Rc::new(QueueTasks::new(queue));
         Ok((Handle::new(Rc::clone(&shared)), Self { shared, event }))
     }
 

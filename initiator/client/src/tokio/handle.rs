@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::buffer::Buffer;
 use super::failed::Failed;
 use super::operation::Operation;
-use super::shared::Shared;
+use super::shared::QueueTasks;
 use super::waits::{BufferWait, Settled};
 use crate::{Counts, Request};
 
@@ -15,11 +15,11 @@ use crate::{Counts, Request};
 ///
 /// The effect of a dropped future is described [above](super#futures-that-are-dropped).
 pub struct Handle {
-    shared: Rc<Shared>,
+    shared: Rc<QueueTasks>,
 }
 
 impl Handle {
-    pub(super) fn new(shared: Rc<Shared>) -> Self {
+    pub(super) fn new(shared: Rc<QueueTasks>) -> Self {
         shared.one_handle_more();
         Self { shared }
     }

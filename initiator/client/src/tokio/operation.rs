@@ -6,15 +6,15 @@ use std::task::{Context, Poll};
 
 use super::buffer::Buffer;
 use super::failed::{Failed, Why};
-use super::requests::End;
-use super::shared::Shared;
+use super::requests::RequestEnd;
+use super::shared::QueueTasks;
 use crate::{Completion, Request};
 
 /// A request, from before its first poll to its end. The future holds no borrow, and gives the
 /// request up when it is dropped.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct Operation {
-    shared: Rc<Shared>,
+    shared: Rc<QueueTasks>,
     at: At,
 }
 
@@ -26,7 +26,7 @@ enum At {
 
 impl Operation {
     /// The operation begins with its first poll.
-    pub(super) fn new(shared: &Rc<Shared>, request: Request) -> Self {
+    pub(super) fn new(shared: &Rc<QueueTasks>, request: Request) -> Self {
         Self { shared: Rc::clone(shared), at: At::Begin(request) }
     }
 
@@ -38,20 +38,22 @@ impl Operation {
         buffer.map(|buffer| Buffer::new(buffer, &self.shared))
     }
 
-    fn result(&self, end: End) -> Result<Option<Buffer>, Failed> {
+    fn result(&self, end: RequestEnd) -> Result<Option<Buffer>, Failed> {
         match end {
-            End::Completed(Completion { result: Ok(_), buffer, .. }) => Ok(self.wrap(buffer)),
-            End::Completed(Completion { result: Err(error), buffer, .. }) => {
+            RequestEnd::Completed(Completion { result: Ok(_), buffer, .. }) => {
+                Ok(self.wrap(buffer))
+            }
+            RequestEnd::Completed(Completion { result: Err(error), buffer, .. }) => {
                 Err(self.failed(Why::Io(error), buffer))
             }
-            End::Refused(request, reason) => {
+            RequestEnd::Refused(request, reason) => {
                 Err(self.failed(Why::Refused(reason), request.into_buffer()))
             }
-            End::Unsent(request) => {
+            RequestEnd::Unsent(request) => {
                 let why = self.shared.is_over().map_or(Why::Closed, Why::from);
                 Err(self.failed(why, request.into_buffer()))
             }
-            End::Lost => Err(self.failed(Why::Ended, None)),
+            RequestEnd::Lost => Err(self.failed(Why::Ended, None)),
         }
     }
 }

@@ -13,19 +13,19 @@ use crate::{Completion, Reason, Request};
 
 /// The state of a request.
 #[derive(Debug)]
-enum Place {
+enum RequestSlot {
     Free,
     /// The request waits until the queue takes one more.
     Waits(Request, Waker),
     UnderWay(Waker),
     /// The request is under way, and its future is dropped.
     GivenUp,
-    Ended(End),
+    Ended(RequestEnd),
 }
 
 /// The end of a request.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum RequestEnd {
     Completed(Completion),
     /// The queue refused the request.
     Refused(Request, Reason),
@@ -37,7 +37,7 @@ pub(super) enum End {
 
 /// The receiver of a completion.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum CompletionReceiver {
     /// A future, to be woken.
     Future(Waker),
     /// The future is dropped. The drop of the completion frees the buffer.
@@ -46,12 +46,12 @@ pub(super) enum Told {
 
 /// The leftovers of a dropped future: to be dropped when nothing is borrowed.
 #[derive(Debug)]
-pub(super) struct Left(#[allow(dead_code)] Place);
+pub(super) struct GivenUpRequest(#[allow(dead_code)] RequestSlot);
 
 /// The requests of tasks, by number.
 #[derive(Debug)]
 pub(super) struct Requests {
-    places: Vec<Place>,
+    places: Vec<RequestSlot>,
     free: Vec<usize>,
     // Requests that wait for their turn, in order.
     waiting: VecDeque<usize>,
@@ -78,7 +78,7 @@ impl Requests {
 
     /// Puts a request behind all waiting ones. Returns its number.
     pub(super) fn put(&mut self, request: Request, waker: Waker) -> usize {
-        let place = Place::Waits(request, waker);
+        let place = RequestSlot::Waits(request, waker);
         let at = match self.free.pop() {
             Some(at) => {
                 self.places[at] = place;
@@ -96,9 +96,9 @@ impl Requests {
     /// Takes the next waiting request, with its number. The request counts as under way.
     pub(super) fn next_waiting(&mut self) -> Option<(usize, Request)> {
         let at = self.waiting.pop_front()?;
-        match std::mem::replace(&mut self.places[at], Place::Free) {
-            Place::Waits(request, waker) => {
-                self.places[at] = Place::UnderWay(waker);
+        match std::mem::replace(&mut self.places[at], RequestSlot::Free) {
+            RequestSlot::Waits(request, waker) => {
+                self.places[at] = RequestSlot::UnderWay(waker);
                 Some((at, request))
             }
             other => {
@@ -110,24 +110,26 @@ impl Requests {
     }
 
     /// Takes a completion. `None`, if no request with its number is under way.
-    pub(super) fn complete(&mut self, completion: Completion) -> Option<Told> {
+    pub(super) fn complete(&mut self, completion: Completion) -> Option<CompletionReceiver> {
         let at = usize::try_from(completion.token).ok()?;
         match self.places.get(at)? {
-            Place::UnderWay(_) => self.end(at, End::Completed(completion)).map(Told::Future),
-            Place::GivenUp => {
-                self.places[at] = Place::Free;
+            RequestSlot::UnderWay(_) => {
+                self.end(at, RequestEnd::Completed(completion)).map(CompletionReceiver::Future)
+            }
+            RequestSlot::GivenUp => {
+                self.places[at] = RequestSlot::Free;
                 self.free.push(at);
                 self.given_up -= 1;
-                Some(Told::Nobody(completion))
+                Some(CompletionReceiver::Nobody(completion))
             }
-            Place::Free | Place::Waits(..) | Place::Ended(_) => None,
+            RequestSlot::Free | RequestSlot::Waits(..) | RequestSlot::Ended(_) => None,
         }
     }
 
     /// A request under way has ended. Returns the waker of its future.
-    pub(super) fn end(&mut self, at: usize, end: End) -> Option<Waker> {
-        match std::mem::replace(&mut self.places[at], Place::Ended(end)) {
-            Place::UnderWay(waker) => Some(waker),
+    pub(super) fn end(&mut self, at: usize, end: RequestEnd) -> Option<Waker> {
+        match std::mem::replace(&mut self.places[at], RequestSlot::Ended(end)) {
+            RequestSlot::UnderWay(waker) => Some(waker),
             other => {
                 debug_assert!(false, "a request that is not under way: {other:?}");
                 None
@@ -137,16 +139,18 @@ impl Requests {
 
     /// Returns the end of a request, and frees its place. Before the end, this waker is kept to be
     /// woken then, and the earlier one is returned.
-    pub(super) fn take(&mut self, at: usize, waker: &Waker) -> Result<End, Option<Waker>> {
-        let mut place = std::mem::replace(&mut self.places[at], Place::Free);
+    pub(super) fn take(&mut self, at: usize, waker: &Waker) -> Result<RequestEnd, Option<Waker>> {
+        let mut place = std::mem::replace(&mut self.places[at], RequestSlot::Free);
         let before = match &mut place {
-            Place::Waits(_, known) | Place::UnderWay(known) if !known.will_wake(waker) => {
+            RequestSlot::Waits(_, known) | RequestSlot::UnderWay(known)
+                if !known.will_wake(waker) =>
+            {
                 Some(std::mem::replace(known, waker.clone()))
             }
             _ => None,
         };
         match place {
-            Place::Ended(end) => {
+            RequestSlot::Ended(end) => {
                 self.free.push(at);
                 Ok(end)
             }
@@ -158,21 +162,23 @@ impl Requests {
     }
 
     /// Gives a request up, because its future is dropped.
-    pub(super) fn give_up(&mut self, at: usize) -> Left {
-        let place = std::mem::replace(&mut self.places[at], Place::Free);
+    pub(super) fn give_up(&mut self, at: usize) -> GivenUpRequest {
+        let place = std::mem::replace(&mut self.places[at], RequestSlot::Free);
         match &place {
-            Place::UnderWay(_) => {
-                self.places[at] = Place::GivenUp;
+            RequestSlot::UnderWay(_) => {
+                self.places[at] = RequestSlot::GivenUp;
                 self.given_up += 1;
             }
-            Place::Waits(..) => {
+            RequestSlot::Waits(..) => {
                 self.waiting.retain(|waiting| *waiting != at);
                 self.free.push(at);
             }
-            Place::Ended(_) => self.free.push(at),
-            Place::Free | Place::GivenUp => debug_assert!(false, "no request: {place:?}"),
+            RequestSlot::Ended(_) => self.free.push(at),
+            RequestSlot::Free | RequestSlot::GivenUp => {
+                debug_assert!(false, "no request: {place:?}")
+            }
         }
-        Left(place)
+        GivenUpRequest(place)
     }
 
     /// Ends requests that wait for their turn: they are not sent. Returns the wakers of their
@@ -180,7 +186,7 @@ impl Requests {
     pub(super) fn end_waiting(&mut self) -> Vec<Waker> {
         let mut wakers = Vec::with_capacity(self.waiting.len());
         while let Some((at, request)) = self.next_waiting() {
-            wakers.extend(self.end(at, End::Unsent(request)));
+            wakers.extend(self.end(at, RequestEnd::Unsent(request)));
         }
         wakers
     }
@@ -190,12 +196,12 @@ impl Requests {
         let mut wakers = self.end_waiting();
         for at in 0..self.places.len() {
             match self.places[at] {
-                Place::UnderWay(_) => wakers.extend(self.end(at, End::Lost)),
-                Place::GivenUp => {
-                    self.places[at] = Place::Free;
+                RequestSlot::UnderWay(_) => wakers.extend(self.end(at, RequestEnd::Lost)),
+                RequestSlot::GivenUp => {
+                    self.places[at] = RequestSlot::Free;
                     self.free.push(at);
                 }
-                Place::Free | Place::Waits(..) | Place::Ended(_) => {}
+                RequestSlot::Free | RequestSlot::Waits(..) | RequestSlot::Ended(_) => {}
             }
         }
         self.given_up = 0;
@@ -250,8 +256,8 @@ mod tests {
         drop(requests.give_up(given_up));
         let waits = put(&mut requests);
         assert_eq!(requests.end_all().len(), 2);
-        assert!(matches!(requests.take(sent, waker()), Ok(End::Lost)));
-        assert!(matches!(requests.take(waits, waker()), Ok(End::Unsent(_))));
+        assert!(matches!(requests.take(sent, waker()), Ok(RequestEnd::Lost)));
+        assert!(matches!(requests.take(waits, waker()), Ok(RequestEnd::Unsent(_))));
         assert_eq!((requests.given_up(), requests.waiting()), (0, 0));
         assert_eq!(requests.free.len(), 3);
     }

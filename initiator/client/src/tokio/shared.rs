@@ -1,4 +1,4 @@
-//! [`Shared`]: the common state of the handle, its futures, its buffers and the driver of one
+//! [`QueueTasks`]: the common state of the handle, its futures, its buffers and the driver of one
 //! queue. All of them are in one thread.
 //!
 //! The program's code never runs while a part of this is borrowed: wakers are woken and dropped,
@@ -9,12 +9,12 @@ use std::io;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::requests::{End, Requests, Told};
-use super::waiters::{Ticket, Waiters};
+use super::requests::{CompletionReceiver, RequestEnd, Requests};
+use super::waiters::{WaiterTicket, Waiters};
 use crate::{Buffer, Completion, Counts, Queue, Request};
 
 /// The common state of one queue's tasks.
-pub(super) struct Shared {
+pub(super) struct QueueTasks {
     inner: RefCell<Inner>,
     depth: usize,
     driver: Cell<Option<Waker>>,
@@ -48,7 +48,7 @@ pub(super) enum BufferFound {
     Over(Over),
 }
 
-impl Shared {
+impl QueueTasks {
     pub(super) fn new(queue: Queue) -> Self {
         let depth = queue.depth();
         let inner = Inner {
@@ -145,7 +145,7 @@ impl Shared {
     }
 
     /// The end of a request, if it has come. This waker is woken then.
-    pub(super) fn take(&self, number: usize, waker: &Waker) -> Option<End> {
+    pub(super) fn take(&self, number: usize, waker: &Waker) -> Option<RequestEnd> {
         let taken = self.inner.borrow_mut().requests.take(number, waker);
         // An `Err` has a waker to drop, now that nothing is borrowed.
         taken.ok()
@@ -159,7 +159,7 @@ impl Shared {
     }
 
     /// A buffer for the first task in line.
-    pub(super) fn buffer(&self, ticket: &mut Option<Ticket>, waker: &Waker) -> BufferFound {
+    pub(super) fn buffer(&self, ticket: &mut Option<WaiterTicket>, waker: &Waker) -> BufferFound {
         let (found, left) = {
             let mut inner = self.inner.borrow_mut();
             let first = inner.for_buffers.is_first(*ticket);
@@ -187,7 +187,7 @@ impl Shared {
     }
 
     /// A task stops waiting for a buffer.
-    pub(super) fn leave_buffers(&self, ticket: Option<Ticket>) {
+    pub(super) fn leave_buffers(&self, ticket: Option<WaiterTicket>) {
         let left = self.inner.borrow_mut().for_buffers.leave(ticket);
         drop(left);
         self.buffer_is_free();
@@ -207,7 +207,7 @@ impl Shared {
 
     /// Whether no abandoned request is under way. If there are some, this waker is woken when the
     /// last one has ended.
-    pub(super) fn is_settled(&self, ticket: &mut Option<Ticket>, waker: &Waker) -> bool {
+    pub(super) fn is_settled(&self, ticket: &mut Option<WaiterTicket>, waker: &Waker) -> bool {
         let (settled, left) = {
             let mut inner = self.inner.borrow_mut();
             let settled = inner.requests.given_up() == 0;
@@ -222,7 +222,7 @@ impl Shared {
     }
 
     /// A task stops waiting for that.
-    pub(super) fn leave_settled(&self, ticket: Option<Ticket>) {
+    pub(super) fn leave_settled(&self, ticket: Option<WaiterTicket>) {
         let left = self.inner.borrow_mut().for_settled.leave(ticket);
         drop(left);
     }
@@ -273,8 +273,8 @@ impl Shared {
     fn tell(&self, completion: Completion) {
         let told = self.inner.borrow_mut().requests.complete(completion);
         match told {
-            Some(Told::Future(waker)) => waker.wake(),
-            Some(Told::Nobody(completion)) => {
+            Some(CompletionReceiver::Future(waker)) => waker.wake(),
+            Some(CompletionReceiver::Nobody(completion)) => {
                 drop(completion);
                 self.buffer_is_free();
                 let waiting = {
@@ -334,7 +334,7 @@ impl Inner {
         while queue.under_way() < queue.depth() {
             let Some((number, request)) = self.requests.next_waiting() else { break };
             if let Err(refused) = queue.submit(request.with_token(number as u64)) {
-                let end = End::Refused(refused.request, refused.reason);
+                let end = RequestEnd::Refused(refused.request, refused.reason);
                 wakers.extend(self.requests.end(number, end));
             }
         }

@@ -5,18 +5,18 @@ use std::task::Waker;
 
 /// A place in the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Ticket(u64);
+pub(super) struct WaiterTicket(u64);
 
 /// Tasks in a line. The first one stays there until it leaves.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     last: u64,
-    line: VecDeque<(Ticket, Waker)>,
+    line: VecDeque<(WaiterTicket, Waker)>,
 }
 
 impl Waiters {
     /// Whether the holder of that ticket is first in line.
-    pub(super) fn is_first(&self, ticket: Option<Ticket>) -> bool {
+    pub(super) fn is_first(&self, ticket: Option<WaiterTicket>) -> bool {
         match (self.line.front(), ticket) {
             (None, _) => true,
             (Some((first, _)), Some(ticket)) => *first == ticket,
@@ -26,7 +26,11 @@ impl Waiters {
 
     /// Takes a ticket, or stays in line with the present one. Returns a waker to drop when nothing
     /// is borrowed.
-    pub(super) fn wait(&mut self, ticket: &mut Option<Ticket>, waker: &Waker) -> Option<Waker> {
+    pub(super) fn wait(
+        &mut self,
+        ticket: &mut Option<WaiterTicket>,
+        waker: &Waker,
+    ) -> Option<Waker> {
         if let Some(held) = *ticket
             && let Some((_, known)) = self.line.iter_mut().find(|(known, _)| *known == held)
         {
@@ -34,14 +38,14 @@ impl Waiters {
             return differs.then(|| std::mem::replace(known, waker.clone()));
         }
         self.last += 1;
-        let new = Ticket(self.last);
+        let new = WaiterTicket(self.last);
         *ticket = Some(new);
         self.line.push_back((new, waker.clone()));
         None
     }
 
     /// Leaves the line. Returns a waker to drop when nothing is borrowed.
-    pub(super) fn leave(&mut self, ticket: Option<Ticket>) -> Option<Waker> {
+    pub(super) fn leave(&mut self, ticket: Option<WaiterTicket>) -> Option<Waker> {
         let ticket = ticket?;
         let at = self.line.iter().position(|(known, _)| *known == ticket)?;
         self.line.remove(at).map(|(_, waker)| waker)

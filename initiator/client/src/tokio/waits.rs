@@ -6,18 +6,18 @@ use std::task::{Context, Poll};
 
 use super::buffer::Buffer;
 use super::failed::Failed;
-use super::shared::{BufferFound, Shared};
-use super::waiters::Ticket;
+use super::shared::{BufferFound, QueueTasks};
+use super::waiters::WaiterTicket;
 
 /// Waits for a free buffer.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct BufferWait {
-    shared: Rc<Shared>,
-    ticket: Option<Ticket>,
+    shared: Rc<QueueTasks>,
+    ticket: Option<WaiterTicket>,
 }
 
 impl BufferWait {
-    pub(super) fn new(shared: &Rc<Shared>) -> Self {
+    pub(super) fn new(shared: &Rc<QueueTasks>) -> Self {
         Self { shared: Rc::clone(shared), ticket: None }
     }
 }
@@ -46,12 +46,12 @@ impl Drop for BufferWait {
 /// Waits until no abandoned request is under way.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct Settled {
-    shared: Rc<Shared>,
-    ticket: Option<Ticket>,
+    shared: Rc<QueueTasks>,
+    ticket: Option<WaiterTicket>,
 }
 
 impl Settled {
-    pub(super) fn new(shared: &Rc<Shared>) -> Self {
+    pub(super) fn new(shared: &Rc<QueueTasks>) -> Self {
         Self { shared: Rc::clone(shared), ticket: None }
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::io::{Io, IoOp};
 
 /// How to send a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Plan {
+pub(crate) enum SendPlan {
     /// The request itself.
     Send {
         /// The write must be durable when it is answered.
@@ -119,33 +119,35 @@ impl Ledger {
         must_tell && !Mutation::ReplaySilentLoss.is_on()
     }
 
-    /// The way to send a waiting request. [`Plan::Send`] and [`Plan::FlushAhead`] must be carried
-    /// out.
-    pub(crate) fn plan(&mut self, tag: Tag, io: &Io) -> Plan {
-        let Some(mark) = self.marks.get_mut(tag.index()) else { return Plan::Send { fua: io.fua } };
+    /// The way to send a waiting request. [`SendPlan::Send`] and [`SendPlan::FlushAhead`] must be
+    /// carried out.
+    pub(crate) fn plan(&mut self, tag: Tag, io: &Io) -> SendPlan {
+        let Some(mark) = self.marks.get_mut(tag.index()) else {
+            return SendPlan::Send { fua: io.fua };
+        };
         match io.op {
-            IoOp::Read => return Plan::Send { fua: false },
+            IoOp::Read => return SendPlan::Send { fua: false },
             IoOp::Flush => {
                 mark.horizon = self.shared.horizon();
-                return Plan::Send { fua: false };
+                return SendPlan::Send { fua: false };
             }
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {}
         }
         let Some(ring) = &mut self.ring else {
             mark.durable = io.fua && io.op == IoOp::Write;
-            return Plan::Send { fua: mark.durable };
+            return SendPlan::Send { fua: mark.durable };
         };
         if mark.entry.is_some() {
             // Sent before, on a path that died.
-            return Plan::Send { fua: mark.durable };
+            return SendPlan::Send { fua: mark.durable };
         }
         if self.starving.is_some_and(|first| first != tag) {
-            return Plan::Wait;
+            return SendPlan::Wait;
         }
         let durable = self.shared.durable();
         ring.release(durable);
         let helps = !self.flushing && ring.has_unflushed(durable);
-        let mut plan = Plan::Wait;
+        let mut plan = SendPlan::Wait;
         if !(helps && mark.ahead == Ahead::No && ring.is_crowded()) {
             let too_long = wide(io.data_bytes) > ring.capacity_bytes();
             mark.durable = io.op == IoOp::Write && (io.fua || too_long);
@@ -153,7 +155,7 @@ impl Ledger {
                 Ok(entry) => {
                     mark.entry = Some(entry);
                     self.starving = None;
-                    return Plan::Send { fua: mark.durable };
+                    return SendPlan::Send { fua: mark.durable };
                 }
                 Err(_) => self.starving = Some(tag),
             }
@@ -162,7 +164,7 @@ impl Ledger {
             mark.ahead = Ahead::Sent;
             mark.horizon = self.shared.horizon();
             self.flushing = true;
-            plan = Plan::FlushAhead;
+            plan = SendPlan::FlushAhead;
         }
         plan
     }

@@ -64,7 +64,7 @@ use rblk_protocol::Mutation;
 use tokio::sync::Notify;
 
 pub use ledger::Ledger;
-pub(crate) use ledger::{Answered, Plan};
+pub(crate) use ledger::{Answered, SendPlan};
 
 #[cfg(doc)]
 use self::retain::RetainRing;

@@ -22,11 +22,12 @@ use crate::engine::io::{Io, IoOp};
 
 /// Bytes of data for each entry.
 const DATA_BYTES_PER_ENTRY: usize = 2048;
-const _: () = assert!(size_of::<Entry>() <= 48, "what docs/internals/memory.md says it costs");
+const _: () =
+    assert!(size_of::<RetainedEntry>() <= 48, "what docs/internals/memory.md says it costs");
 
 /// The state of a range after a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum RangeContent {
     /// The data of a write.
     Data,
     /// The data of a write that was durable when it was acknowledged.
@@ -49,7 +50,7 @@ pub(crate) struct EntryId(u64);
 pub(crate) struct NoRoom;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum EntryState {
     Pending,
     // The number of the acknowledgement.
     Acknowledged(u64),
@@ -57,20 +58,20 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    what: What,
+struct RetainedEntry {
+    what: RangeContent,
     lba: Lba,
     count: BlockCount,
     // Position of the data; positions only grow, and wrap around the ring.
     at: u64,
     len: u32,
-    state: State,
+    state: EntryState,
 }
 
 /// The retained writes of one queue.
 pub struct RetainRing {
     data: Box<[u8]>,
-    entries: Box<[Entry]>,
+    entries: Box<[RetainedEntry]>,
     // Entries `first..next` exist, at their number modulo the length.
     first: u64,
     next: u64,
@@ -102,13 +103,13 @@ impl RetainRing {
     /// now, not later when the host may be short of it.
     #[must_use]
     pub fn new(data_bytes: usize, entries: usize) -> Self {
-        let none = Entry {
-            what: What::Durable,
+        let none = RetainedEntry {
+            what: RangeContent::Durable,
             lba: Lba(0),
             count: BlockCount(0),
             at: 0,
             len: 0,
-            state: State::Cancelled,
+            state: EntryState::Cancelled,
         };
         Self {
             // Not zeros, which would be mapped only later.
@@ -146,7 +147,7 @@ impl RetainRing {
         wide(number % wide64(self.entries.len()))
     }
 
-    fn entry_mut(&mut self, id: EntryId) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, id: EntryId) -> Option<&mut RetainedEntry> {
         let index = self.index(id.0);
         (self.first..self.next).contains(&id.0).then(|| &mut self.entries[index])
     }
@@ -155,21 +156,21 @@ impl RetainRing {
     ///
     /// # Errors
     /// [`NoRoom`]; never when the ring is empty and the data is within [`Self::capacity_bytes`].
-    pub(crate) fn reserve(&mut self, what: What, io: &Io) -> Result<EntryId, NoRoom> {
-        let len = if what == What::Data { io.data_bytes } else { 0 };
+    pub(crate) fn reserve(&mut self, what: RangeContent, io: &Io) -> Result<EntryId, NoRoom> {
+        let len = if what == RangeContent::Data { io.data_bytes } else { 0 };
         let free = wide64(self.data.len()) - (self.next_at - self.first_at);
         if self.next - self.first == wide64(self.entries.len()) || u64::from(len) > free {
             return Err(NoRoom);
         }
         let id = EntryId(self.next);
         let index = self.index(id.0);
-        self.entries[index] = Entry {
+        self.entries[index] = RetainedEntry {
             what,
             lba: io.lba,
             count: io.count,
             at: self.next_at,
             len,
-            state: State::Pending,
+            state: EntryState::Pending,
         };
         self.next += 1;
         self.next_at += u64::from(len);
@@ -193,7 +194,7 @@ impl RetainRing {
         mut copy: impl FnMut(usize, &mut [u8]),
     ) {
         let Some(entry) = self.entry_mut(id) else { return };
-        entry.state = State::Acknowledged(number);
+        entry.state = EntryState::Acknowledged(number);
         let (at, len) = (entry.at, entry.len);
         let (head, tail) = self.pieces(at, len);
         let skip = head.len();
@@ -208,7 +209,7 @@ impl RetainRing {
     /// Removes the entry of a failed write: nothing was promised.
     pub(crate) fn cancel(&mut self, id: EntryId) {
         if let Some(entry) = self.entry_mut(id) {
-            entry.state = State::Cancelled;
+            entry.state = EntryState::Cancelled;
         }
     }
 
@@ -217,8 +218,8 @@ impl RetainRing {
         while self.first < self.next {
             let entry = self.entries[self.index(self.first)];
             match entry.state {
-                State::Cancelled => {}
-                State::Acknowledged(number) if number < durable => {}
+                EntryState::Cancelled => {}
+                EntryState::Acknowledged(number) if number < durable => {}
                 _ => return,
             }
             self.first += 1;
@@ -232,7 +233,7 @@ impl RetainRing {
         (self.first..self.next)
             .filter_map(|number| {
                 let entry = &self.entries[self.index(number)];
-                let State::Acknowledged(number) = entry.state else { return None };
+                let EntryState::Acknowledged(number) = entry.state else { return None };
                 if number < durable {
                     return None;
                 }
@@ -247,12 +248,12 @@ impl RetainRing {
 
 /// The state of a command's range after its acknowledgement.
 #[must_use]
-pub(crate) fn what_of(io: &Io, durable: bool) -> What {
+pub(crate) fn what_of(io: &Io, durable: bool) -> RangeContent {
     match io.op {
-        IoOp::Discard => What::Discarded,
-        IoOp::WriteZeroes => What::Zeroed { may_unmap: io.may_unmap },
-        _ if durable => What::Durable,
-        _ => What::Data,
+        IoOp::Discard => RangeContent::Discarded,
+        IoOp::WriteZeroes => RangeContent::Zeroed { may_unmap: io.may_unmap },
+        _ if durable => RangeContent::Durable,
+        _ => RangeContent::Data,
     }
 }
 
@@ -262,20 +263,20 @@ pub struct Retained {
     /// The number of its acknowledgement over all queues.
     pub number: u64,
     /// The state of the range.
-    pub what: What,
+    pub what: RangeContent,
     /// First block.
     pub lba: Lba,
     /// Blocks.
     pub count: BlockCount,
-    /// The data, for [`What::Data`].
+    /// The data, for [`RangeContent::Data`].
     pub data: Vec<u8>,
 }
 
 /// A part of a [`ReplayLog`]; no two overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// The state to restore. Never [`What::Durable`].
-    pub what: What,
+    /// The state to restore. Never [`RangeContent::Durable`].
+    pub what: RangeContent,
     /// First block.
     pub lba: Lba,
     /// Blocks, at least 1.
@@ -329,7 +330,7 @@ impl ReplayLog {
         let shift = block_size.shift();
         let pieces = newest
             .into_iter()
-            .filter(|(_, (_, at))| entries[*at].what != What::Durable)
+            .filter(|(_, (_, at))| entries[*at].what != RangeContent::Durable)
             .map(|(start, (end, at))| {
                 let skipped = wide(start - entries[at].lba.0);
                 Piece {
@@ -337,7 +338,11 @@ impl ReplayLog {
                     lba: Lba(start),
                     count: BlockCount(end - start),
                     entry: at,
-                    offset: if entries[at].what == What::Data { skipped << shift } else { 0 },
+                    offset: if entries[at].what == RangeContent::Data {
+                        skipped << shift
+                    } else {
+                        0
+                    },
                 }
             })
             .collect();
@@ -360,7 +365,7 @@ impl ReplayLog {
     /// Acknowledged writes in the log, whether or not they left a piece.
     #[must_use]
     pub fn writes(&self) -> u64 {
-        wide64(self.entries.iter().filter(|entry| entry.what != What::Durable).count())
+        wide64(self.entries.iter().filter(|entry| entry.what != RangeContent::Durable).count())
     }
 
     /// The pieces, by address.
@@ -381,10 +386,10 @@ impl ReplayLog {
         self.block_size
     }
 
-    /// The data of a piece; empty unless the piece is [`What::Data`].
+    /// The data of a piece; empty unless the piece is [`RangeContent::Data`].
     #[must_use]
     pub(crate) fn data(&self, piece: &Piece) -> &[u8] {
-        if piece.what != What::Data {
+        if piece.what != RangeContent::Data {
             return &[];
         }
         let data = self.entries.get(piece.entry).map_or(&[][..], |entry| &entry.data);
@@ -413,15 +418,15 @@ mod tests {
     #[test]
     fn entries_leave_in_order_and_only_when_durable() {
         let mut ring = RetainRing::new(1024, 8);
-        let a = ring.reserve(What::Data, &write(0, 1)).unwrap();
+        let a = ring.reserve(RangeContent::Data, &write(0, 1)).unwrap();
         assert!(!ring.is_crowded());
-        let b = ring.reserve(What::Data, &write(1, 1)).unwrap();
+        let b = ring.reserve(RangeContent::Data, &write(1, 1)).unwrap();
         assert!(ring.is_crowded());
-        assert_eq!(ring.reserve(What::Data, &write(2, 1)), Err(NoRoom));
+        assert_eq!(ring.reserve(RangeContent::Data, &write(2, 1)), Err(NoRoom));
         commit(&mut ring, b, 0, 2);
         ring.release(1);
         assert_eq!(
-            ring.reserve(What::Data, &write(2, 1)),
+            ring.reserve(RangeContent::Data, &write(2, 1)),
             Err(NoRoom),
             "the older one is unanswered"
         );
@@ -431,13 +436,13 @@ mod tests {
         assert_eq!(ring.unflushed(1).len(), 1, "flushed is what was acknowledged before");
         assert_eq!(ring.unflushed(1)[0].data, [1; 512]);
         ring.release(2);
-        let c = ring.reserve(What::Data, &write(3, 2)).unwrap();
+        let c = ring.reserve(RangeContent::Data, &write(3, 2)).unwrap();
         ring.cancel(c);
         ring.release(0);
-        ring.reserve(What::Data, &write(3, 2)).unwrap();
+        ring.reserve(RangeContent::Data, &write(3, 2)).unwrap();
         // A stale name has no effect.
         ring.cancel(a);
-        assert_eq!(ring.reserve(What::Data, &write(3, 1)), Err(NoRoom));
+        assert_eq!(ring.reserve(RangeContent::Data, &write(3, 1)), Err(NoRoom));
     }
 
     #[test]
@@ -447,12 +452,12 @@ mod tests {
         for _ in 0..2 {
             ring.reserve(what_of(&discard, false), &discard).unwrap();
         }
-        assert_eq!(ring.reserve(What::Discarded, &discard), Err(NoRoom));
-        assert!(RetainRing::new(512, 2).reserve(What::Data, &write(0, 2)).is_err());
+        assert_eq!(ring.reserve(RangeContent::Discarded, &discard), Err(NoRoom));
+        assert!(RetainRing::new(512, 2).reserve(RangeContent::Data, &write(0, 2)).is_err());
     }
 
-    fn retained(number: u64, what: What, block: u64, blocks: u64) -> Retained {
-        let data = if what == What::Data {
+    fn retained(number: u64, what: RangeContent, block: u64, blocks: u64) -> Retained {
+        let data = if what == RangeContent::Data {
             (0..blocks).flat_map(|b| [(number * 16 + b).to_le_bytes(); 64].concat()).collect()
         } else {
             Vec::new()
@@ -464,10 +469,10 @@ mod tests {
     fn the_newest_wins() {
         let log = ReplayLog::merge(
             vec![
-                retained(3, What::Durable, 4, 1),
-                retained(1, What::Data, 0, 8),
-                retained(2, What::Zeroed { may_unmap: true }, 2, 1),
-                retained(9, What::Data, 100, 0),
+                retained(3, RangeContent::Durable, 4, 1),
+                retained(1, RangeContent::Data, 0, 8),
+                retained(2, RangeContent::Zeroed { may_unmap: true }, 2, 1),
+                retained(9, RangeContent::Data, 100, 0),
             ],
             size(),
         );
@@ -476,22 +481,22 @@ mod tests {
         assert_eq!(
             seen,
             [
-                (What::Data, 0, 2, 1024),
-                (What::Zeroed { may_unmap: true }, 2, 1, 0),
-                (What::Data, 3, 1, 512),
-                (What::Data, 5, 3, 1536),
+                (RangeContent::Data, 0, 2, 1024),
+                (RangeContent::Zeroed { may_unmap: true }, 2, 1, 0),
+                (RangeContent::Data, 3, 1, 512),
+                (RangeContent::Data, 5, 3, 1536),
             ]
         );
         assert_eq!(log.data(&log.pieces()[2])[..8], (16 + 3u64).to_le_bytes());
         assert_eq!(log.writes(), 3);
     }
 
-    fn what() -> impl Strategy<Value = What> {
+    fn what() -> impl Strategy<Value = RangeContent> {
         prop_oneof![
-            4 => Just(What::Data),
-            1 => Just(What::Durable),
-            1 => Just(What::Discarded),
-            1 => Just(What::Zeroed { may_unmap: false }),
+            4 => Just(RangeContent::Data),
+            1 => Just(RangeContent::Durable),
+            1 => Just(RangeContent::Discarded),
+            1 => Just(RangeContent::Zeroed { may_unmap: false }),
         ]
     }
 
@@ -512,7 +517,7 @@ mod tests {
             for entry in &entries {
                 for block in 0..entry.count.0 {
                     let at = usize::try_from(entry.lba.0 + block).unwrap();
-                    model[at] = (entry.what != What::Durable).then_some((entry.what, entry.number, block));
+                    model[at] = (entry.what != RangeContent::Durable).then_some((entry.what, entry.number, block));
                 }
             }
             if !entries.is_empty() {
@@ -541,7 +546,7 @@ mod tests {
             }
             for (at, expected) in model.iter().enumerate() {
                 let expected = expected.map(|(what, number, block)| {
-                    (what, (what == What::Data).then_some(number * 16 + block))
+                    (what, (what == RangeContent::Data).then_some(number * 16 + block))
                 });
                 prop_assert_eq!(seen[at], expected, "block {}", at);
             }
@@ -564,7 +569,7 @@ mod tests {
                     0 => {
                         let used: u64 = model.iter().map(|m| m.blocks).sum();
                         let fits = model.len() < entries && used + blocks <= data_blocks as u64;
-                        let got = ring.reserve(What::Data, &write(0, blocks));
+                        let got = ring.reserve(RangeContent::Data, &write(0, blocks));
                         prop_assert_eq!(got.is_ok(), fits);
                         if let Ok(id) = got {
                             model.push(Model { id, blocks, number: None, gone: false, byte: 0 });

@@ -19,7 +19,7 @@ fn ledger(shared: &Arc<Durability>, ring: Option<RetainRing>) -> Ledger {
     Ledger::new(Arc::clone(shared), QueueDepth::new(8).unwrap(), ring)
 }
 
-fn send(ledger: &mut Ledger, tag: u16, io: &Io) -> Plan {
+fn send(ledger: &mut Ledger, tag: u16, io: &Io) -> SendPlan {
     ledger.submitted(Tag(tag));
     ledger.plan(Tag(tag), io)
 }
@@ -29,7 +29,7 @@ fn answer(ledger: &mut Ledger, tag: u16, io: &Io, fine: bool) -> Answered {
     ledger.answered(Tag(tag), io, status, |_, piece| piece.fill(7))
 }
 
-const AS_IT_IS: Plan = Plan::Send { fua: false };
+const AS_IT_IS: SendPlan = SendPlan::Send { fua: false };
 
 #[test]
 fn a_flush_covers_earlier_acknowledged_writes_of_every_queue() {
@@ -51,7 +51,7 @@ fn a_flush_covers_earlier_acknowledged_writes_of_every_queue() {
         answer(&mut a, 0, &io, fine);
     }
     let fua = Io { fua: true, ..write };
-    assert_eq!(send(&mut a, 0, &fua), Plan::Send { fua: true });
+    assert_eq!(send(&mut a, 0, &fua), SendPlan::Send { fua: true });
     answer(&mut a, 0, &fua, true);
     assert_eq!(shared.unflushed(), 3);
     send(&mut b, 0, &flush());
@@ -250,12 +250,12 @@ fn a_full_ring_is_flushed() {
     }
     // More than half is used, but a FLUSH would cover nothing.
     assert_eq!(send(&mut a, 3, &write), AS_IT_IS);
-    assert_eq!(send(&mut a, 4, &write), Plan::Wait, "no room");
+    assert_eq!(send(&mut a, 4, &write), SendPlan::Wait, "no room");
     assert!(a.has_waiting());
     answer(&mut a, 0, &write, true);
-    assert_eq!(send(&mut a, 5, &write), Plan::Wait, "behind the one that waits");
-    assert_eq!(a.plan(Tag(4), &write), Plan::FlushAhead);
-    assert_eq!(a.plan(Tag(5), &write), Plan::Wait);
+    assert_eq!(send(&mut a, 5, &write), SendPlan::Wait, "behind the one that waits");
+    assert_eq!(a.plan(Tag(4), &write), SendPlan::FlushAhead);
+    assert_eq!(a.plan(Tag(5), &write), SendPlan::Wait);
     // Reads and FLUSHes do not wait.
     assert_eq!(send(&mut a, 6, &io(IoOp::Read, 0, 1)), AS_IT_IS);
     assert_eq!(answer(&mut a, 4, &write, true), Answered::Again);
@@ -280,11 +280,11 @@ fn half_a_ring_is_flushed_ahead_without_making_others_wait() {
         assert_eq!(send(&mut a, tag, &write), AS_IT_IS);
         answer(&mut a, tag, &write, true);
     }
-    assert_eq!(send(&mut a, 0, &write), Plan::FlushAhead);
+    assert_eq!(send(&mut a, 0, &write), SendPlan::FlushAhead);
     assert_eq!(send(&mut a, 1, &write), AS_IT_IS, "half a ring is left");
     // The path dies: the FLUSH goes out again.
     a.path_lost();
-    assert_eq!(a.plan(Tag(0), &write), Plan::FlushAhead);
+    assert_eq!(a.plan(Tag(0), &write), SendPlan::FlushAhead);
     assert_eq!(answer(&mut a, 0, &write, false), Answered::Again);
     assert!(shared.has_untold_loss(), "nobody else would say that it failed");
     assert_eq!(a.plan(Tag(0), &write), AS_IT_IS);
@@ -295,10 +295,10 @@ fn a_write_longer_than_the_ring_is_durable_at_once() {
     let shared = Durability::new(OnLoss::Once);
     let mut a = ledger(&shared, Some(RetainRing::new(1024, 64)));
     let long = io(IoOp::Write, 0, 3);
-    assert_eq!(send(&mut a, 0, &long), Plan::Send { fua: true });
+    assert_eq!(send(&mut a, 0, &long), SendPlan::Send { fua: true });
     answer(&mut a, 0, &long, true);
     let kept = a.unflushed().unwrap();
-    assert_eq!(kept[0].what, retain::What::Durable);
+    assert_eq!(kept[0].what, retain::RangeContent::Durable);
     assert!(kept[0].data.is_empty());
 }
 
@@ -343,7 +343,7 @@ fn two_file_systems_on_one_disk_both_hear_of_a_loss() {
         // All other requests go on: writes, reads, and a write with FUA.
         written(&mut a, 0);
         let fua = Io { fua: true, ..io(IoOp::Write, 0, 1) };
-        assert_eq!(send(&mut b, 2, &fua), Plan::Send { fua: true });
+        assert_eq!(send(&mut b, 2, &fua), SendPlan::Send { fua: true });
         assert_eq!(answer(&mut b, 2, &fua, true), Answered::Done);
         let read = io(IoOp::Read, 0, 1);
         assert_eq!(send(&mut b, 2, &read), AS_IT_IS);
@@ -404,15 +404,15 @@ fn a_failed_flush_keeps_the_copies_until_a_write_needs_their_room() {
     assert!(!flushed(&mut a, 3, Status::StoreError));
     assert_eq!((shared.losses(), a.unflushed().unwrap().len()), (1, 3), "a restart may save them");
     // More than half is used: a FLUSH goes ahead, and fails. There is room, so the copies stay.
-    assert_eq!(send(&mut a, 0, &write), Plan::FlushAhead);
+    assert_eq!(send(&mut a, 0, &write), SendPlan::FlushAhead);
     assert_eq!(answer(&mut a, 0, &write, false), Answered::Again);
     assert_eq!(a.plan(Tag(0), &write), AS_IT_IS);
     assert_eq!(answer(&mut a, 0, &write, true), Answered::Done);
     assert_eq!((shared.losses(), a.unflushed().unwrap().len()), (1, 4));
     // No room: the write must not wait for ever.
-    assert_eq!(send(&mut a, 0, &write), Plan::FlushAhead);
+    assert_eq!(send(&mut a, 0, &write), SendPlan::FlushAhead);
     assert_eq!(answer(&mut a, 0, &write, false), Answered::Again);
-    assert_eq!(a.plan(Tag(0), &write), Plan::FlushAhead);
+    assert_eq!(a.plan(Tag(0), &write), SendPlan::FlushAhead);
     assert_eq!(answer(&mut a, 0, &write, false), Answered::Again);
     assert_eq!((a.unflushed().unwrap().len(), shared.unflushed()), (0, 0));
     assert_eq!(a.plan(Tag(0), &write), AS_IT_IS);
@@ -456,7 +456,7 @@ proptest! {
                 0..=2 => {
                     let write = io(IoOp::Write, 0, 1);
                     queue.submitted(Tag(0));
-                    while queue.plan(Tag(0), &write) == Plan::FlushAhead {
+                    while queue.plan(Tag(0), &write) == SendPlan::FlushAhead {
                         let fine = what > 0;
                         prop_assert_eq!(answer(queue, 0, &write, fine), Answered::Again);
                         lost |= !fine;
@@ -521,7 +521,7 @@ proptest! {
         flushes_fail in any::<bool>(),
     ) {
         #[derive(Clone, Copy, PartialEq, Debug)]
-        enum State { Idle, Queued(Io), Sent(Io, Plan) }
+        enum State { Idle, Queued(Io), Sent(Io, SendPlan) }
         let shared = Durability::new(mode);
         let mut a = ledger(&shared, Some(RetainRing::new(blocks * 512, entries)));
         let mut states = [State::Idle; 8];
@@ -529,7 +529,7 @@ proptest! {
         let mut turn = |a: &mut Ledger, states: &mut [State; 8], tag: u16, answered: bool| {
             let at = usize::from(tag);
             if let (State::Sent(io, plan), true) = (states[at], answered) {
-                let flushes = plan == Plan::FlushAhead || io.op == IoOp::Flush;
+                let flushes = plan == SendPlan::FlushAhead || io.op == IoOp::Flush;
                 states[at] = match answer(a, tag, &io, !(flushes && flushes_fail)) {
                     Answered::Again => State::Queued(io),
                     Answered::Done | Answered::Lost => {
@@ -541,7 +541,7 @@ proptest! {
             for at in 0..8u16 {
                 if let State::Queued(io) = states[usize::from(at)] {
                     match a.plan(Tag(at), &io) {
-                        Plan::Wait => {}
+                        SendPlan::Wait => {}
                         plan => states[usize::from(at)] = State::Sent(io, plan),
                     }
                 }

@@ -6,16 +6,17 @@
 //! CQ, and the path ends when one of them does.
 //!
 //! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets
-//! dead keys. They are made for one path, a little before it ([`registering`]). Each key has one
-//! direction: the target may write to the buffers of READs, and read from those of WRITEs, and
-//! nothing else.
+//! dead keys. They are made for one path, a little before it ([`memory_registration`]). Each key
+//! has one direction: the target may write to the buffers of READs, and read from those of WRITEs,
+//! and nothing else.
 
-pub(crate) mod registering;
+pub(crate) mod memory_registration;
 #[cfg(test)]
 pub(crate) mod sample;
 
 use std::sync::Arc;
 
+use memory_registration::{MemoryRegistration, QueueData};
 use rblk_fabric::{
     Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex,
     QpLimits, Region, SendCredits,
@@ -28,7 +29,6 @@ use rblk_protocol::width::{const_u32, narrow};
 use rblk_protocol::{
     Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, Sequence, VolumeHandle,
 };
-use registering::{QueueData, Registering};
 
 /// Limit of the pieces in a SEND with several commands that may have data: the capsules, and the
 /// data of each.
@@ -149,14 +149,14 @@ impl MemoryIndex {
 
 /// The place of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct DataPlace {
     /// The memory.
     pub memory: MemoryIndex,
     /// The offset of the first byte.
     pub offset: usize,
 }
 
-impl Place {
+impl DataPlace {
     /// A place in the queue's own buffers.
     #[must_use]
     pub fn own(offset: usize) -> Self {
@@ -207,7 +207,7 @@ impl PathMemory {
     /// As of [`Self::register`].
     pub(crate) async fn finish(
         pd: &ProtectionDomain,
-        registering: Registering,
+        registering: MemoryRegistration,
         layout: PathLayout,
         lanes: usize,
     ) -> Result<Self, FabricError> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::Tag;
 
-use crate::front::ublk::Wait;
+use crate::front::ublk::TurnSleep;
 
 /// With at most so many requests under way, no request waits for another.
 const FEW: usize = 8;
@@ -67,13 +67,13 @@ impl Gathering {
 
     /// The wait of a sleep with so many requests under way.
     #[inline]
-    pub(super) fn wait(&mut self, longest: Duration, outstanding: usize) -> Wait {
+    pub(super) fn wait(&mut self, longest: Duration, outstanding: usize) -> TurnSleep {
         self.peak = outstanding.max(self.peak.saturating_sub(1 + self.peak / 10));
         let within = (self.latency / PART).min(LONGEST);
         if self.peak <= FEW || within < SHORTEST {
-            return Wait::For(longest);
+            return TurnSleep::For(longest);
         }
-        Wait::Gather { events: (self.peak / 4).min(EVENTS), within, longest }
+        TurnSleep::Gather { events: (self.peak / 4).min(EVENTS), within, longest }
     }
 }
 
@@ -95,17 +95,17 @@ mod tests {
         gathering
     }
 
-    fn within(wait: Wait) -> Option<(usize, Duration)> {
+    fn within(wait: TurnSleep) -> Option<(usize, Duration)> {
         match wait {
-            Wait::Gather { events, within, longest } => {
+            TurnSleep::Gather { events, within, longest } => {
                 assert_eq!(longest, SECOND);
                 Some((events, within))
             }
-            Wait::For(longest) => {
+            TurnSleep::For(longest) => {
                 assert_eq!(longest, SECOND);
                 None
             }
-            Wait::No => panic!("no sleep"),
+            TurnSleep::No => panic!("no sleep"),
         }
     }
 

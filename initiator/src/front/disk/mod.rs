@@ -16,11 +16,11 @@ use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use self::queue_thread::QueueThread;
-use super::ublk::{Buffers, Queue, QueueConfig, Wait};
+use super::ublk::{Buffers, QueueConfig, TurnSleep, UblkQueue};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
-use crate::queue::{FromQueue, QueueHandle, Watch, WatchToken, mail};
+use crate::queue::{DescriptorToken, DescriptorWatch, FromQueue, QueueHandle, mail};
 use crate::volume::begin::Front;
 
 /// The driver's queues test their paths themselves, and have room for digests in their buffers.
@@ -95,17 +95,17 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     }
 }
 
-impl Watch for Queue {
-    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+impl DescriptorWatch for UblkQueue {
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: DescriptorToken) -> io::Result<()> {
         self.watch_asleep(fd.as_raw_fd(), token).map_err(io::Error::other)
     }
 
-    fn unwatch(&mut self, token: WatchToken) {
+    fn unwatch(&mut self, token: DescriptorToken) {
         Self::unwatch(self, token);
     }
 
     fn settle(&mut self) -> io::Result<()> {
         // Submits the removal while the descriptor is still open.
-        self.enter(Wait::No).map_err(io::Error::other)
+        self.enter(TurnSleep::No).map_err(io::Error::other)
     }
 }

@@ -21,8 +21,8 @@ use super::gathering::Gathering;
 use crate::engine::QueueStats;
 use crate::engine::inflight::WrongState;
 use crate::engine::io::{Io, IoOp};
-use crate::engine::path::{MemoryIndex, Place};
-use crate::front::ublk::{BlockOp, BlockRequest, DataAt, Event, Queue, Wait};
+use crate::engine::path::{DataPlace, MemoryIndex};
+use crate::front::ublk::{BlockOp, BlockRequest, DataAt, TurnSleep, UblkEvent, UblkQueue};
 use crate::queue::{MAIL, TargetParts, TargetSide, ToQueue};
 
 /// Limit of the polls after an arming, while each finds answers of many requests.
@@ -34,7 +34,7 @@ const EINVAL: i32 = 22;
 
 /// The data thread of one hardware queue.
 pub(super) struct QueueThread {
-    ublk: Queue,
+    ublk: UblkQueue,
     side: TargetSide,
     gathering: Gathering,
     block_size: BlockSize,
@@ -58,12 +58,12 @@ impl QueueThread {
         let queue = config.queue_id();
         let stride = buffers.stride();
         let mut ublk =
-            Queue::new(&config, buffers).map_err(io::Error::other)?.with_shared(parts.shared);
+            UblkQueue::new(&config, buffers).map_err(io::Error::other)?.with_shared(parts.shared);
         // The device's node goes with its last queue.
         drop(config);
         ublk.watch(mail.event_fd(), MAIL).map_err(io::Error::other)?;
         ublk.fetch_all();
-        ublk.enter(Wait::No).map_err(io::Error::other)?;
+        ublk.enter(TurnSleep::No).map_err(io::Error::other)?;
         let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
         let side = TargetSide::new(TargetParts {
             queue,
@@ -86,28 +86,28 @@ impl QueueThread {
         let mut found = Found::Nothing;
         while let Some(event) = self.ublk.next_event() {
             match event {
-                Event::Request(tag, request) => {
+                UblkEvent::Request(tag, request) => {
                     found = Found::Io;
                     self.take_request(tag, &request, now);
                     continue;
                 }
-                Event::Watch(MAIL) => self.side.clear_mail(),
+                UblkEvent::Watch(MAIL) => self.side.clear_mail(),
                 // A socket that ended is checked, too.
-                Event::Watch(token) | Event::WatchEnded(token, _)
+                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _)
                     if self.side.is_of_path(token) =>
                 {
                     self.side.clear_path_event();
                 }
                 // A token of an earlier path.
-                Event::Watch(_) | Event::WatchEnded(..) => {}
-                Event::Stopping => {
+                UblkEvent::Watch(_) | UblkEvent::WatchEnded(..) => {}
+                UblkEvent::Stopping => {
                     self.stopping = true;
                     // The driver waits for the answers to its requests.
                     if !self.side.is_leaving() {
                         self.side.engine_mut().hold(false);
                     }
                 }
-                Event::TagLost(tag, errno) => {
+                UblkEvent::TagLost(tag, errno) => {
                     tracing::error!(tag, errno, "the ublk driver refused a command")
                 }
             }
@@ -140,7 +140,7 @@ impl QueueThread {
             DataAt::Shared { index, offset } => {
                 self.side.stats().shared_memory_bytes.add(io.data_bytes.into());
                 let memory = MemoryIndex::shared(index).ok_or(WrongState(tag.0))?;
-                Place { memory, offset: wide(offset) }
+                DataPlace { memory, offset: wide(offset) }
             }
         };
         self.side.engine_mut().submit_at(tag, io, place)
@@ -235,7 +235,7 @@ impl DataThread for QueueThread {
 
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
         let wait = match sleep {
-            None => Wait::No,
+            None => TurnSleep::No,
             Some(longest) => self.gathering.wait(longest, self.side.engine().outstanding()),
         };
         self.ublk.enter(wait).map_err(io::Error::other)?;
@@ -258,15 +258,15 @@ impl DataThread for QueueThread {
 }
 
 /// Answers a request of the driver.
-fn answer(ublk: &mut Queue, tag: Tag, result: i32) {
+fn answer(ublk: &mut UblkQueue, tag: Tag, result: i32) {
     let answered = ublk.complete(tag.0, result);
     debug_assert!(answered.is_ok(), "{answered:?}");
 }
 
 /// Hands every answered request to the driver, before the ring goes with the unanswered ones.
-fn hand_back(ublk: &mut Queue) -> io::Result<()> {
+fn hand_back(ublk: &mut UblkQueue) -> io::Result<()> {
     for _ in 0..HAND_BACK_TRIES {
-        ublk.enter(Wait::No).map_err(io::Error::other)?;
+        ublk.enter(TurnSleep::No).map_err(io::Error::other)?;
         if !ublk.needs_enter() {
             break;
         }

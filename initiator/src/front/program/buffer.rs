@@ -1,5 +1,5 @@
 //! [`Buffer`]: memory for the data of one request. The target's RDMA moves data from and to it.
-//! [`Slots`]: the buffers of one queue.
+//! [`BufferSlots`]: the buffers of one queue.
 //!
 //! Invariants:
 //! - A slot is in one [`Buffer`], or free. A submitted buffer is inside its request, out of reach
@@ -18,14 +18,14 @@ use rblk_protocol::width::wide;
 
 /// The buffers of one queue.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct BufferSlots {
     memory: Arc<Region>,
     stride: usize,
     data_max: usize,
     free: ArrayQueue<u32>,
 }
 
-impl Slots {
+impl BufferSlots {
     /// As many slots of `stride` bytes as fit into the memory, for `data_max` bytes each. `None` if
     /// none fits.
     pub(super) fn new(memory: Arc<Region>, stride: usize, data_max: usize) -> Option<Arc<Self>> {
@@ -65,7 +65,7 @@ impl Slots {
 /// [`Buffer::write`] copy. For work in place there are pointers.
 #[derive(Debug)]
 pub struct Buffer {
-    slots: Arc<Slots>,
+    slots: Arc<BufferSlots>,
     slot: u32,
 }
 
@@ -159,9 +159,9 @@ mod tests {
 
     use super::*;
 
-    fn slots() -> Arc<Slots> {
+    fn slots() -> Arc<BufferSlots> {
         let memory = Region::allocate(3 * 8192, PageKind::Normal).unwrap();
-        Slots::new(memory, 8192, 4096).unwrap()
+        BufferSlots::new(memory, 8192, 4096).unwrap()
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn memory_without_a_slot_has_no_buffers() {
         let memory = Region::allocate(4096, PageKind::Normal).unwrap();
-        assert!(Slots::new(Arc::clone(&memory), 8192, 4096).is_none());
-        assert!(Slots::new(memory, 0, 0).is_none());
+        assert!(BufferSlots::new(Arc::clone(&memory), 8192, 4096).is_none());
+        assert!(BufferSlots::new(memory, 0, 0).is_none());
     }
 }

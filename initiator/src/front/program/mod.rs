@@ -4,7 +4,7 @@
 //! ```text
 //! program's thread      Queue -> Polled -> TargetSide -> Engine -> path   (the data thread is the
 //!                         |                  ^ mail, v news               program's own)
-//! rblk-control (tokio)  Volume -> Upkeep -> volume::Volume -> Link -> Course
+//! rblk-control (tokio)  Volume -> Upkeep -> volume::Volume -> TargetLink -> Course
 //! ```
 //!
 //! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of a disk.

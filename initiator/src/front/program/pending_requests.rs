@@ -1,4 +1,4 @@
-//! [`Pending`]: the requests of a queue that are under way, by tag. Pure.
+//! [`PendingRequests`]: the requests of a queue that are under way, by tag. Pure.
 
 use rblk_protocol::width::narrow;
 use rblk_protocol::{QueueDepth, Tag};
@@ -13,13 +13,13 @@ struct PendingRequest {
 
 /// The requests of a queue that are under way. Their buffers are here, out of reach of the program.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingRequests {
     by_tag: Box<[Option<PendingRequest>]>,
     // The tag freed last is used first: its cache lines are warm.
     free: Vec<Tag>,
 }
 
-impl Pending {
+impl PendingRequests {
     /// No request is under way.
     pub(super) fn new(depth: QueueDepth) -> Self {
         let depth = usize::from(depth.get());
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn every_tag_is_used_once_at_a_time() {
-        let mut pending = Pending::new(QueueDepth::new(2).unwrap());
+        let mut pending = PendingRequests::new(QueueDepth::new(2).unwrap());
         assert_eq!((pending.depth(), pending.len(), pending.next()), (2, 0, Some(Tag(0))));
         pending.put(10, None);
         assert_eq!(pending.next(), Some(Tag(1)));

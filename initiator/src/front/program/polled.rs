@@ -11,18 +11,18 @@ use rblk_runtime::Moment;
 use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_runtime::spin::Hint;
 
-use super::pending_requests::Pending;
+use super::pending_requests::PendingRequests;
 use super::{Buffer, Completion};
 use crate::engine::inflight::WrongState;
 use crate::engine::io::Io;
-use crate::engine::path::Place;
-use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch};
+use crate::engine::path::DataPlace;
+use crate::queue::{DescriptorWatch, Epoll, MAIL, TargetParts, TargetSide};
 
 /// A queue that a program drives.
 pub(super) struct Polled {
     side: TargetSide,
     epoll: Epoll,
-    pending: Pending,
+    pending: PendingRequests,
     done: Vec<Completion>,
     // The end of the wait.
     until: Instant,
@@ -36,7 +36,7 @@ impl Polled {
     /// # Errors
     /// The system has no descriptor.
     pub(super) fn new(parts: TargetParts) -> io::Result<Self> {
-        let pending = Pending::new(parts.depth);
+        let pending = PendingRequests::new(parts.depth);
         let mut epoll = Epoll::new()?;
         let side = TargetSide::new(parts);
         epoll.watch(side.mail_fd(), MAIL)?;
@@ -46,7 +46,7 @@ impl Polled {
 
     /// The requests that are under way.
     #[inline]
-    pub(super) fn pending(&self) -> &Pending {
+    pub(super) fn pending(&self) -> &PendingRequests {
         &self.pending
     }
 
@@ -75,7 +75,7 @@ impl Polled {
         self.pending.put(token, buffer);
         let engine = self.side.engine_mut();
         engine.begin_turn(now);
-        engine.submit_at(tag, io, Place::own(offset))
+        engine.submit_at(tag, io, DataPlace::own(offset))
     }
 
     /// One turn. Completions are kept for [`Self::take`].

@@ -10,7 +10,7 @@ use rblk_protocol::BlockSize;
 use rblk_protocol::width::narrow;
 use rblk_runtime::data_thread::Turns;
 
-use super::buffer::Slots;
+use super::buffer::BufferSlots;
 use super::polled::Polled;
 use super::upkeep::GivenQueue;
 use super::{Buffer, Completion, Reason, Refused, Request};
@@ -31,7 +31,7 @@ use super::{Buffer, Completion, Reason, Refused, Request};
 pub struct Queue {
     polled: Polled,
     turns: Turns,
-    slots: Arc<Slots>,
+    slots: Arc<BufferSlots>,
     block_size: BlockSize,
     data_max: usize,
 }
@@ -71,7 +71,7 @@ impl Queue {
     pub(super) fn new(given: GivenQueue, block_size: BlockSize) -> io::Result<Self> {
         let GivenQueue { parts, memory, spin } = given;
         let data_max = parts.data_max;
-        let slots = Slots::new(memory, parts.stride, data_max);
+        let slots = BufferSlots::new(memory, parts.stride, data_max);
         let slots = slots.ok_or_else(|| io::Error::other("memory without a buffer"))?;
         let polled = Polled::new(parts)?;
         Ok(Self { polled, turns: Turns::new(spin), slots, block_size, data_max })

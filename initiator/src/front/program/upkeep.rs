@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::engine::durability::Durability;
 use crate::queue::{FromQueue, TargetParts};
 use crate::volume::begin::{First, Front, connect_patiently};
-use crate::volume::course::State;
+use crate::volume::course::CourseState;
 use crate::volume::queues::spin_mode;
 use crate::volume::session::HostIdentity;
 use crate::volume::{LOGOUT, Volume};
@@ -56,7 +56,7 @@ pub(super) struct Upkeep {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Standing {
     /// Where it stands.
-    pub(crate) state: State,
+    pub(crate) state: CourseState,
     /// Bytes of the volume.
     pub(crate) size_bytes: u64,
     /// Whether the volume refuses writes.

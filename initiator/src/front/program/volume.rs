@@ -51,28 +51,28 @@ const STATES: [State; 6] = [
     State::Changed,
 ];
 
-impl From<course::State> for State {
-    fn from(state: course::State) -> Self {
+impl From<course::CourseState> for State {
+    fn from(state: course::CourseState) -> Self {
         match state {
-            course::State::Connected => Self::Connected,
-            course::State::Lost => Self::Reconnecting,
-            course::State::Failing => Self::Failing,
-            course::State::Removed => Self::Removed,
-            course::State::Fenced => Self::Fenced,
-            course::State::Changed => Self::Changed,
+            course::CourseState::Connected => Self::Connected,
+            course::CourseState::Lost => Self::Reconnecting,
+            course::CourseState::Failing => Self::Failing,
+            course::CourseState::Removed => Self::Removed,
+            course::CourseState::Fenced => Self::Fenced,
+            course::CourseState::Changed => Self::Changed,
         }
     }
 }
 
 /// The state that control publishes to the program. Written by control only.
 #[derive(Debug)]
-struct Told {
+struct PublishedState {
     state: AtomicU8,
     size_bytes: AtomicU64,
     read_only: AtomicBool,
 }
 
-impl Told {
+impl PublishedState {
     fn new(standing: Standing) -> Self {
         let told = Self {
             state: AtomicU8::new(0),
@@ -99,8 +99,8 @@ impl Told {
 }
 
 /// The parts that control hands over when the volume is open.
-struct Opened {
-    told: Arc<Told>,
+struct OpenVolumeParts {
+    told: Arc<PublishedState>,
     durability: Arc<Durability>,
     block_size: BlockSize,
     queues: Vec<GivenQueue>,
@@ -120,7 +120,7 @@ pub struct Volume {
     // Only the owner of the volume takes queues out: the lock makes the volume `Sync`, and is never
     // waited for.
     queues: Mutex<std::vec::IntoIter<Queue>>,
-    told: Arc<Told>,
+    told: Arc<PublishedState>,
     durability: Arc<Durability>,
     block_size: BlockSize,
     max_io: usize,
@@ -145,7 +145,8 @@ impl Volume {
             .map_err(system)?;
         let opened = is_ready.recv();
         let opened = opened.map_err(|_| system(io::Error::other("the control thread ended")))?;
-        let Opened { told, durability, block_size, queues } = opened.map_err(OpenError::new)?;
+        let OpenVolumeParts { told, durability, block_size, queues } =
+            opened.map_err(OpenError::new)?;
         let max_io = queues.first().map_or(0, |queue| queue.parts.data_max);
         let queues = queues.into_iter().map(|given| Queue::new(given, block_size));
         let queues = queues.collect::<io::Result<Vec<_>>>().map_err(system)?.into_iter();
@@ -244,7 +245,7 @@ fn control(
     wish: VolumeWish,
     host: HostIdentity,
     closed: oneshot::Receiver<()>,
-    ready: &mpsc::SyncSender<anyhow::Result<Opened>>,
+    ready: &mpsc::SyncSender<anyhow::Result<OpenVolumeParts>>,
 ) {
     // The opener waits for the message, so it is received.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -262,10 +263,10 @@ fn control(
                 return;
             }
         };
-        let told = Arc::new(Told::new(upkeep.standing()));
+        let told = Arc::new(PublishedState::new(upkeep.standing()));
         let durability = Arc::clone(upkeep.durability());
         let block_size = upkeep.volume().block_size;
-        let opened = Opened { told: Arc::clone(&told), durability, block_size, queues };
+        let opened = OpenVolumeParts { told: Arc::clone(&told), durability, block_size, queues };
         let _ = ready.send(Ok(opened));
         upkeep.serve(closed, |standing| told.tell(standing)).await;
     });
@@ -278,9 +279,9 @@ mod tests {
 
     #[test]
     fn every_state_comes_through() {
-        use course::State as Of;
+        use course::CourseState as Of;
         let standing = |state| Standing { state, size_bytes: 4096, read_only: true };
-        let told = Told::new(standing(Of::Lost));
+        let told = PublishedState::new(standing(Of::Lost));
         for state in [Of::Connected, Of::Lost, Of::Failing, Of::Removed, Of::Fenced, Of::Changed] {
             told.tell(standing(state));
             assert_eq!(told.state(), State::from(state));

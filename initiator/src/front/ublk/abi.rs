@@ -310,7 +310,7 @@ pub(crate) fn descriptors_offset(queue_id: u16, page: usize) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub(crate) struct SharedBuffer {
+pub(crate) struct ShmemBufReg {
     pub addr: u64,
     pub len: u64,
     pub flags: u32,
@@ -341,7 +341,7 @@ unsafe impl Payload for u64 {}
 // SAFETY: integers only; the assertions below leave no room for padding.
 unsafe impl Payload for DevInfo {}
 // SAFETY: integers only; the assertions below leave no room for padding.
-unsafe impl Payload for SharedBuffer {}
+unsafe impl Payload for ShmemBufReg {}
 // SAFETY: an array of integers.
 unsafe impl Payload for CpuBits {}
 // SAFETY: bytes, then a Payload at an offset that is a multiple of its alignment (asserted below).
@@ -352,7 +352,7 @@ unsafe impl Payload for Params {}
 const _: () = {
     assert!(size_of::<CtrlCmd>() == 32);
     assert!(offset_of!(CtrlCmd, addr) == 8 && offset_of!(CtrlCmd, dev_path_len) == 24);
-    assert!(size_of::<SharedBuffer>() == 24);
+    assert!(size_of::<ShmemBufReg>() == 24);
     assert!(size_of::<DevInfo>() == 64);
     assert!(offset_of!(DevInfo, max_io_buf_bytes) == 8 && offset_of!(DevInfo, ublksrv_pid) == 16);
     assert!(offset_of!(DevInfo, flags) == 24 && offset_of!(DevInfo, owner_uid) == 40);

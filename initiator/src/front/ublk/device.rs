@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rblk_fabric::Region;
 
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
+use super::disk_params::{DeviceSpec, DiskParams};
 use super::error::{Result, UblkError};
-use super::params::{DeviceSpec, DiskParams};
 
 /// Time for device nodes to appear.
 const NODE_DEADLINE: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ impl QueueConfig {
 
 /// The stage of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+enum DeviceStage {
     /// Added, no disk yet.
     Added,
     /// START_USER_RECOVERY done, the disk waits.
@@ -87,7 +87,7 @@ pub struct Device {
     info: DeviceInfo,
     params: DiskParams,
     node: Option<Arc<CharNode>>,
-    stage: Stage,
+    stage: DeviceStage,
     leave: bool,
     // Memory that this process registered.
     shared: u32,
@@ -106,7 +106,7 @@ impl Device {
             info,
             params,
             node: None,
-            stage: Stage::Added,
+            stage: DeviceStage::Added,
             leave: false,
             shared: 0,
         };
@@ -148,7 +148,7 @@ impl Device {
             info,
             params,
             node: None,
-            stage: Stage::Recovering,
+            stage: DeviceStage::Recovering,
             leave: true,
             shared: 0,
         };
@@ -250,10 +250,10 @@ impl Device {
         more: &mut dyn FnMut(Duration) -> bool,
     ) -> Result<PathBuf> {
         match self.stage {
-            Stage::Recovering => self.control.end_recovery(self.info.id, more)?,
+            DeviceStage::Recovering => self.control.end_recovery(self.info.id, more)?,
             _ => self.control.start(self.info.id, more)?,
         }
-        self.stage = Stage::Live;
+        self.stage = DeviceStage::Live;
         self.info = self.control.info(self.info.id)?;
         self.control.wait_disk_node(self.info.id, NODE_DEADLINE)
     }
@@ -295,7 +295,7 @@ impl Device {
     /// [`UblkError::Timeout`] when requests in flight are not answered in time.
     pub(crate) fn stop(&mut self, deadline: Duration) -> Result<()> {
         self.control.stop(self.info.id, deadline)?;
-        self.stage = Stage::Stopped;
+        self.stage = DeviceStage::Stopped;
         Ok(())
     }
 
@@ -306,7 +306,7 @@ impl Device {
     pub(crate) fn delete(mut self, deadline: Duration) -> Result<()> {
         self.node = None;
         // Also after a failure: a second command in `drop` would not help.
-        self.stage = Stage::Deleted;
+        self.stage = DeviceStage::Deleted;
         self.control.delete(self.info.id, deadline)
     }
 
@@ -330,7 +330,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if self.leave || self.stage == Stage::Deleted {
+        if self.leave || self.stage == DeviceStage::Deleted {
             return;
         }
         let id = self.info.id;
@@ -338,7 +338,7 @@ impl Drop for Device {
         // wait.
         self.node = None;
         // Stop before delete: the driver would otherwise stop it under the lock of all its devices.
-        if self.stage != Stage::Stopped
+        if self.stage != DeviceStage::Stopped
             && let Err(error) = self.control.stop(id, DROP_STOP_DEADLINE)
         {
             tracing::warn!(%error, "stopping a ublk device on the way out");

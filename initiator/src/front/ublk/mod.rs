@@ -3,9 +3,9 @@
 //! ```text
 //! control thread                              data threads, one per hardware queue
 //! Control::open
-//! Device::add (or recover)  -- QueueConfig -> Queue::new, fetch_all, enter
+//! Device::add (or recover)  -- QueueConfig -> UblkQueue::new, fetch_all, enter
 //! Device::start   (waits for all fetches)     enter, next_event: requests out, completions in
-//! tell the data threads to leave ----------> answer held requests, enter once more, drop the Queue
+//! tell the data threads to leave ----------> answer held requests, enter once more, drop the queue
 //! Device::close   (waits for the last queue)
 //! ```
 //!
@@ -15,14 +15,14 @@
 //!   device that this process added, and leaves alone a device that it recovered or has disowned.
 //!   The device shares the open `/dev/ublkcN` with its queues. When the last holder closes that,
 //!   the driver knows that the server is gone.
-//! - A [`Queue`] lives on one thread from `new` to drop (it is not `Send`): the thread that fetches
-//!   a tag is the only one the driver takes its completion from.
-//! - A tag, with its slice of the [`Buffers`], is the caller's from [`Event::Request`] to
-//!   [`Queue::complete`], and the kernel's otherwise. The driver copies on the data thread itself,
-//!   inside its turns. So no one touches a buffer after the queue is dropped, and there is no copy
-//!   in the completion path of a write or before the delivery of a read.
+//! - A [`UblkQueue`] lives on one thread from `new` to drop (it is not `Send`): the thread that
+//!   fetches a tag is the only one the driver takes its completion from.
+//! - A tag, with its slice of the [`Buffers`], is the caller's from [`UblkEvent::Request`] to
+//!   [`UblkQueue::complete`], and the kernel's otherwise. The driver copies on the data thread
+//!   itself, inside its turns. So no one touches a buffer after the queue is dropped, and there is
+//!   no copy in the completion path of a write or before the delivery of a read.
 //! - A data thread makes at most one system call a turn, and without waiting none when
-//!   [`Queue::needs_enter`] is false. It allocates nothing, takes no lock and writes no log.
+//!   [`UblkQueue::needs_enter`] is false. It allocates nothing, takes no lock and writes no log.
 //!   Nothing the kernel hands over can make it panic.
 //!
 //! # Kernels
@@ -94,12 +94,12 @@ pub(crate) mod abi;
 mod buffers;
 mod control;
 mod device;
+mod disk_params;
 mod error;
 mod feature;
 mod flusher;
 mod kernel;
 mod pages;
-mod params;
 mod queue;
 mod request;
 mod token;
@@ -107,13 +107,13 @@ mod token;
 pub use buffers::Buffers;
 pub use control::{Control, DeviceInfo, DeviceState, disk_path};
 pub use device::{Device, QueueConfig};
+pub use disk_params::{DeviceSpec, DiskParams, Recovery};
 pub use error::UblkError;
 pub use flusher::{become_io_flusher, stay_in_memory};
-pub use params::{DeviceSpec, DiskParams, Recovery};
-pub use queue::{Event, Queue, QueueStats, Wait};
+pub use queue::{TurnSleep, UblkEvent, UblkQueue, UblkQueueStats};
 pub use token::DeviceToken;
 
+pub(crate) use disk_params::DiscardParams;
 pub(crate) use feature::Features;
 pub(crate) use pages::{sync_file_system, write_pages};
-pub(crate) use params::DiscardParams;
 pub(crate) use request::{BlockOp, BlockRequest, DataAt};

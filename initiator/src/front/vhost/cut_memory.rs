@@ -81,7 +81,7 @@ fn handle() {
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel gives the handler a description of the signal, and SIGBUS has an address.
     let address = unsafe { (*info).si_addr() }.addr();
-    let line = Line::of(address);
+    let line = SigbusLine::of(address);
     // SAFETY: `alarm` and `write` may be called by a handler. Should the write wait for a reader,
     // SIGALRM ends the process, as nothing here handles it.
     unsafe {
@@ -93,12 +93,12 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 }
 
 /// A line that needs no allocation.
-struct Line {
+struct SigbusLine {
     text: [u8; LINE_MAX],
     len: usize,
 }
 
-impl Line {
+impl SigbusLine {
     fn of(address: usize) -> Self {
         let mut line = Self { text: [0; LINE_MAX], len: 0 };
         let found = FILES.iter().find_map(|place| {
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn said(address: usize) -> String {
-        let line = Line::of(address);
+        let line = SigbusLine::of(address);
         String::from_utf8_lossy(&line.text[..line.len]).into_owned()
     }
 

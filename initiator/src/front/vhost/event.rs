@@ -1,4 +1,4 @@
-//! [`Event`] and [`Kick`]: eventfds that a front end shares.
+//! [`NotifyFd`] and [`Kick`]: eventfds that a front end shares.
 //!
 //! No thread waits in an eventfd. Each holder of the open file can clear `O_NONBLOCK` and fill the
 //! counter at any time, so neither is relied on. `pwritev2` with `RWF_NOWAIT` is no help: eventfds
@@ -21,7 +21,7 @@ const EVENTFD: &str = "anon_inode:[eventfd]";
 
 /// An eventfd that notifies the other side.
 #[derive(Debug)]
-pub(super) struct Event(By);
+pub(super) struct NotifyFd(By);
 
 #[derive(Debug)]
 enum By {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for KernelEvent {
     }
 }
 
-impl Event {
+impl NotifyFd {
     /// Takes an eventfd over.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ fn is_refused(error: &io::Error) -> bool {
 }
 
 /// Refuses other files. The readers, writers or closers of a pipe or of a file of FUSE may block:
-/// only files checked here are for [`Event`] and [`Kick`].
+/// only files checked here are for [`NotifyFd`] and [`Kick`].
 ///
 /// # Errors
 /// The file is no eventfd.
@@ -145,13 +145,13 @@ mod tests {
     use super::*;
 
     /// Both kinds of events, with eventfds without `O_NONBLOCK`.
-    fn events() -> Vec<(Event, EventFd)> {
+    fn events() -> Vec<(NotifyFd, EventFd)> {
         let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
         let copy = |event: &EventFd| File::from(event.as_fd().try_clone_to_owned().unwrap());
         let (one, two) = (event(), event());
-        let by_kernel = Event::new(copy(&one)).unwrap();
+        let by_kernel = NotifyFd::new(copy(&one)).unwrap();
         assert!(matches!(by_kernel.0, By::Kernel(_)), "this host has no io_uring");
-        vec![(by_kernel, one), (Event(By::Write(copy(&two))), two)]
+        vec![(by_kernel, one), (NotifyFd(By::Write(copy(&two))), two)]
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
         for file in [OwnedFd::from(zero), read, write].map(File::from) {
             let error = Kick::new(file.try_clone().unwrap()).unwrap_err();
             assert!(error.to_string().contains("is no eventfd, but "), "{error}");
-            assert!(Event::new(file).is_err());
+            assert!(NotifyFd::new(file).is_err());
         }
     }
 }

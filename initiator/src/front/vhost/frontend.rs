@@ -8,17 +8,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{Connection, Message, broken, must_be_unix_socket};
-use super::event::{Event, Kick, must_be_eventfd};
+use super::event::{Kick, NotifyFd, must_be_eventfd};
+use super::front_end_socket::{FrontEndMessage, FrontEndSocket, broken, must_be_unix_socket};
 use super::guest_device::GuestDevice;
 use super::guest_disk::{GuestDisk, PROTOCOL_FEATURES};
 use super::guest_memory::GuestMemory;
 use super::guest_ring::{RingParts, SIZE_MAX};
-use super::message::{
+use super::ring_orders::RingOrder;
+use super::vhost_user::{
     Broken, FrontEndRequest, MemoryPart, MessageHeader, RingEvent, RingPlaces, config_change,
     protocol,
 };
-use super::ring_orders::Order;
 
 /// Time that a front end waits for answers of the target when it stops a ring.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,8 +34,8 @@ struct RingState {
     size: Option<u16>,
     places: Option<RingPlaces>,
     base: u16,
-    call: Option<Event>,
-    error: Option<Event>,
+    call: Option<NotifyFd>,
+    error: Option<NotifyFd>,
     runs: bool,
     enabled: bool,
 }
@@ -44,8 +44,8 @@ struct RingState {
 #[derive(Debug)]
 pub(super) struct FrontEnd<'d> {
     device: &'d mut GuestDevice,
-    connection: Connection,
-    back_channel: Option<Connection>,
+    connection: FrontEndSocket,
+    back_channel: Option<FrontEndSocket>,
     features: u64,
     protocol: u64,
     memory: Option<Arc<GuestMemory>>,
@@ -63,7 +63,7 @@ impl<'d> FrontEnd<'d> {
         let rings = (0..device.rings()).map(|_| RingState::default()).collect();
         let (told, ends) = (device.disk(), device.news().ends_flag());
         Self {
-            connection: Connection::new(stream, ends),
+            connection: FrontEndSocket::new(stream, ends),
             device,
             back_channel: None,
             features: 0,
@@ -91,7 +91,8 @@ impl<'d> FrontEnd<'d> {
     /// # Errors
     /// The front end broke a rule, or the device broke: this end hangs up.
     pub(super) fn take_message(&mut self) -> io::Result<bool> {
-        let Some(Message { header, request, mut files }) = self.connection.receive()? else {
+        let Some(FrontEndMessage { header, request, mut files }) = self.connection.receive()?
+        else {
             return Ok(false);
         };
         tracing::trace!(?request, files = files.len(), "vhost-user");
@@ -183,19 +184,19 @@ impl<'d> FrontEnd<'d> {
             }
             FrontEndRequest::SetKick(event) => self.set_kick(event, files),
             FrontEndRequest::SetCall(event) => {
-                let call = file(event, files)?.map(Event::new).transpose()?;
+                let call = file(event, files)?.map(NotifyFd::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
-                    return self.device.order(ring, Order::SetCall(call));
+                    return self.device.order(ring, RingOrder::SetCall(call));
                 }
                 state.call = call;
                 Ok(())
             }
             FrontEndRequest::SetError(event) => {
-                let error = file(event, files)?.map(Event::new).transpose()?;
+                let error = file(event, files)?.map(NotifyFd::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
-                    return self.device.order(ring, Order::SetError(error));
+                    return self.device.order(ring, RingOrder::SetError(error));
                 }
                 state.error = error;
                 Ok(())
@@ -203,14 +204,14 @@ impl<'d> FrontEnd<'d> {
             FrontEndRequest::EnableRing { ring, enable } => {
                 let (ring, state) = self.ring(ring)?;
                 state.enabled = enable;
-                self.device.order(ring, Order::Enable(enable))
+                self.device.order(ring, RingOrder::Enable(enable))
             }
             FrontEndRequest::SetBackChannel => {
                 let no_file = || rule("a channel without a descriptor");
                 must_be_unix_socket(files.last().ok_or_else(no_file)?)?;
                 let stream = files.pop().map(|file| UnixStream::from(OwnedFd::from(file)));
                 let ends = self.device.news().ends_flag();
-                self.back_channel = stream.map(|stream| Connection::new(stream, ends));
+                self.back_channel = stream.map(|stream| FrontEndSocket::new(stream, ends));
                 Ok(())
             }
             // The target decides about the cache of a volume.
@@ -238,7 +239,8 @@ impl<'d> FrontEnd<'d> {
         }
         self.features = features;
         let flushed = GuestDisk::is_flushed(features);
-        (0..self.rings.len()).try_for_each(|ring| self.device.order(ring, Order::Flushed(flushed)))
+        (0..self.rings.len())
+            .try_for_each(|ring| self.device.order(ring, RingOrder::Flushed(flushed)))
     }
 
     fn set_memory(&mut self, table: &[MemoryPart], files: &[File]) -> io::Result<()> {
@@ -284,7 +286,7 @@ impl<'d> FrontEnd<'d> {
         self.has_served = true;
         self.device.start(event.ring, parts)?;
         self.rings[event.ring].runs = true;
-        self.device.order(event.ring, Order::Enable(enabled))
+        self.device.order(event.ring, RingOrder::Enable(enabled))
     }
 
     /// Stops a ring. Returns the index of its next request.

@@ -16,7 +16,7 @@ use super::guest_disk::GuestDisk;
 use super::guest_memory::GuestMemory;
 use super::guest_news::{GuestNews, Memories};
 use super::guest_ring::RingParts;
-use super::ring_orders::{Order, Orders};
+use super::ring_orders::{Orders, RingOrder};
 use super::ring_thread::{RingThread, ThreadParts};
 use crate::engine::durability::Durability;
 use crate::queue::FromQueue;
@@ -94,7 +94,7 @@ impl GuestDevice {
     ///
     /// # Errors
     /// The thread of the ring has ended.
-    pub(super) fn order(&self, ring: usize, order: Order) -> io::Result<()> {
+    pub(super) fn order(&self, ring: usize, order: RingOrder) -> io::Result<()> {
         let orders = self.orders.get(ring).ok_or_else(|| gone(ring))?;
         orders.give(order).map_err(|_| gone(ring))
     }
@@ -107,7 +107,7 @@ impl GuestDevice {
     pub(super) fn start(&self, ring: usize, mut parts: RingParts) -> io::Result<()> {
         parts.in_doubt = self.news.is_in_doubt(ring);
         let (reply, answer) = sync_channel(1);
-        self.order(ring, Order::Start(Box::new(parts), reply))?;
+        self.order(ring, RingOrder::Start(Box::new(parts), reply))?;
         if wait(ring, &answer, PATIENCE)?? {
             self.news.is_sure(ring);
         }
@@ -120,7 +120,7 @@ impl GuestDevice {
     /// The thread of the ring has ended, or the kernel does not destroy a connection.
     pub(super) fn stop(&self, ring: usize, patience: Duration) -> io::Result<u16> {
         let (reply, answer) = sync_channel(1);
-        self.order(ring, Order::Stop { patience, reply })?;
+        self.order(ring, RingOrder::Stop { patience, reply })?;
         wait(ring, &answer, patience + PATIENCE)
     }
 
@@ -136,7 +136,7 @@ impl GuestDevice {
         let mut answers = Vec::new();
         for ring in rings {
             let (reply, answer) = sync_channel(1);
-            self.order(ring, Order::Stop { patience, reply })?;
+            self.order(ring, RingOrder::Stop { patience, reply })?;
             answers.push((ring, answer));
         }
         answers
@@ -154,7 +154,7 @@ impl GuestDevice {
             return Ok(());
         };
         let (reply, answer) = sync_channel(1);
-        self.order(0, Order::Flush(reply))?;
+        self.order(0, RingOrder::Flush(reply))?;
         let forced = self.news.ends_by_force();
         let answered = answer.recv_timeout(if forced { FORCED_FLUSH } else { FLUSH_PATIENCE });
         let writes = durability.unflushed();
@@ -187,7 +187,7 @@ impl GuestDevice {
     pub(super) fn set_memory(&self, memory: Option<&Arc<GuestMemory>>) -> io::Result<()> {
         let ask = |ring| {
             let (reply, answer): (SyncSender<()>, _) = sync_channel(1);
-            self.order(ring, Order::Memory(memory.cloned(), reply))?;
+            self.order(ring, RingOrder::Memory(memory.cloned(), reply))?;
             Ok((ring, answer))
         };
         let answers = (0..self.rings()).map(ask).collect::<io::Result<Vec<_>>>()?;

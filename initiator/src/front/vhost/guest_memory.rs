@@ -1,7 +1,7 @@
 //! [`GuestMemory`]: the memory of a guest, shared by its front end: files that both ends map.
 //!
-//! The device addresses data by [`Place`]: a file and an offset. The rings are read and written by
-//! guest addresses ([`GuestMemory::view`]), through the checked accesses of rust-vmm's vm-memory.
+//! The device addresses data by [`DataPlace`]: a file and an offset. The rings are read and written
+//! by guest addresses ([`GuestMemory::view`]), through the checked accesses of rust-vmm's vm-memory.
 //! Both use one mapping.
 
 use std::fs::File;
@@ -15,8 +15,8 @@ use rblk_fabric::Region;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use super::cut_memory::Marked;
-use super::message::MemoryPart;
-use crate::engine::path::{MemoryIndex, Place};
+use super::vhost_user::MemoryPart;
+use crate::engine::path::{DataPlace, MemoryIndex};
 
 /// A file, identified independently of its descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,14 +120,14 @@ impl GuestMemory {
 
     /// The place of `len` bytes of the guest, and the length of the first piece in one region.
     /// `None` if the first byte is outside the memory.
-    pub(super) fn place(&self, guest: u64, len: u64) -> Option<(Place, u64)> {
+    pub(super) fn place(&self, guest: u64, len: u64) -> Option<(DataPlace, u64)> {
         let after = self.parts.partition_point(|part| part.of.guest <= guest);
         let GuestMemoryPart { of, region } = self.parts.get(after.checked_sub(1)?)?;
         let within = guest - of.guest;
         let left = of.len.checked_sub(within).filter(|left| *left > 0)?;
         let memory = MemoryIndex::shared(*region)?;
         let offset = usize::try_from(of.offset + within).ok()?;
-        Some((Place { memory, offset }, len.min(left)))
+        Some((DataPlace { memory, offset }, len.min(left)))
     }
 
     /// The region of a place from [`Self::place`].

@@ -1,5 +1,5 @@
-//! [`News`]: changes that control reports to the thread of the front ends, and [`Memories`], the
-//! reverse.
+//! [`GuestNews`]: changes that control reports to the thread of the front ends, and [`Memories`],
+//! the reverse.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,5 +1,5 @@
-//! [`GuestRequest`]: one request of a guest, read from its descriptors, and the [`Step`]s that
-//! carry it out.
+//! [`GuestRequest`]: one request of a guest, read from its descriptors, and the
+//! [`GuestRequestStep`]s that carry it out.
 //!
 //! A guest may write anything into a descriptor, and change it at any time. So each is read once,
 //! and every address is looked up when it is used. A bad request is answered with a status to the
@@ -19,7 +19,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::guest_memory::GuestMemory;
 use crate::engine::io::IoOp;
-use crate::engine::path::Place;
+use crate::engine::path::DataPlace;
 
 /// Bytes of the head of a request: type, priority, sector.
 const HEAD: u64 = 16;
@@ -63,7 +63,7 @@ struct Range {
 
 /// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Op {
+pub(super) enum GuestOp {
     Read,
     Write,
     #[default]
@@ -73,7 +73,7 @@ pub(super) enum Op {
     GetId,
 }
 
-impl Op {
+impl GuestOp {
     /// The target's operation. `None`, if the target has no part in it.
     pub(super) fn for_target(self) -> Option<IoOp> {
         match self {
@@ -89,7 +89,7 @@ impl Op {
 
 /// A request to the target that is a part of a guest's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Step {
+pub(super) struct GuestRequestStep {
     /// First byte of the volume.
     pub(super) offset: u64,
     /// Bytes.
@@ -98,7 +98,7 @@ pub(super) struct Step {
     pub(super) at: u64,
     /// The place of the data in the guest's memory; `None`: the data is in a buffer, or there is
     /// none.
-    pub(super) guest: Option<(u64, Place)>,
+    pub(super) guest: Option<(u64, DataPlace)>,
     /// Zeros may be holes.
     pub(super) may_unmap: bool,
 }
@@ -120,7 +120,7 @@ pub(super) struct DiskLimits {
 #[derive(Debug, Default)]
 pub(super) struct GuestRequest {
     head: u16,
-    op: Op,
+    op: GuestOp,
     sector: u64,
     // Data for the device to read, and room for it to write.
     given: Vec<GuestPiece>,
@@ -206,19 +206,19 @@ impl GuestRequest {
         let (kind, _, sector) = fields(head);
         self.sector = sector;
         self.op = match kind {
-            VIRTIO_BLK_T_IN => Op::Read,
-            VIRTIO_BLK_T_OUT => Op::Write,
-            VIRTIO_BLK_T_FLUSH => Op::Flush,
-            VIRTIO_BLK_T_DISCARD => Op::Discard,
-            VIRTIO_BLK_T_WRITE_ZEROES => Op::WriteZeroes,
-            VIRTIO_BLK_T_GET_ID => Op::GetId,
+            VIRTIO_BLK_T_IN => GuestOp::Read,
+            VIRTIO_BLK_T_OUT => GuestOp::Write,
+            VIRTIO_BLK_T_FLUSH => GuestOp::Flush,
+            VIRTIO_BLK_T_DISCARD => GuestOp::Discard,
+            VIRTIO_BLK_T_WRITE_ZEROES => GuestOp::WriteZeroes,
+            VIRTIO_BLK_T_GET_ID => GuestOp::GetId,
             _ => return Err(UNSUPPORTED),
         };
         match self.op {
-            Op::Read | Op::Write => self.survey(memory, rules),
-            Op::Discard | Op::WriteZeroes => self.read_ranges(memory, rules),
-            Op::Flush => Ok(()),
-            Op::GetId => {
+            GuestOp::Read | GuestOp::Write => self.survey(memory, rules),
+            GuestOp::Discard | GuestOp::WriteZeroes => self.read_ranges(memory, rules),
+            GuestOp::Flush => Ok(()),
+            GuestOp::GetId => {
                 self.done = true;
                 let room = total(&self.wanted).is_some_and(|room| room >= ID_BYTES as u64);
                 if room { Ok(()) } else { Err(IO_ERROR) }
@@ -262,7 +262,7 @@ impl GuestRequest {
             let sector = u64::from(high) << 32 | u64::from(low);
             let [sectors, flags] = [tail, tail >> 32].map(|half| (half & 0xffff_ffff) as u32);
             let known = match self.op {
-                Op::WriteZeroes => VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+                GuestOp::WriteZeroes => VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
                 _ => 0,
             };
             if flags & !known != 0 {
@@ -282,13 +282,13 @@ impl GuestRequest {
     /// The pieces of the data.
     fn data(&self) -> &[GuestPiece] {
         match self.op {
-            Op::Write => &self.given,
+            GuestOp::Write => &self.given,
             _ => &self.wanted,
         }
     }
 
     /// The operation.
-    pub(super) fn op(&self) -> Op {
+    pub(super) fn op(&self) -> GuestOp {
         self.op
     }
 
@@ -308,16 +308,20 @@ impl GuestRequest {
     }
 
     /// Starts the next step. `None`: there is none, or the guest's memory has lost the data.
-    pub(super) fn next_step(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Option<Step> {
+    pub(super) fn next_step(
+        &mut self,
+        memory: &GuestMemory,
+        rules: DiskLimits,
+    ) -> Option<GuestRequestStep> {
         if self.done {
             return None;
         }
         let step = match self.op {
-            Op::Read | Op::Write => self.next_of_data(memory, rules),
-            Op::Discard | Op::WriteZeroes => self.next_of_ranges(),
-            Op::Flush | Op::GetId => {
+            GuestOp::Read | GuestOp::Write => self.next_of_data(memory, rules),
+            GuestOp::Discard | GuestOp::WriteZeroes => self.next_of_ranges(),
+            GuestOp::Flush | GuestOp::GetId => {
                 self.done = true;
-                Some(Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false })
+                Some(GuestRequestStep { offset: 0, len: 0, at: 0, guest: None, may_unmap: false })
             }
         };
         if step.is_none() {
@@ -326,15 +330,19 @@ impl GuestRequest {
         step
     }
 
-    fn next_of_ranges(&mut self) -> Option<Step> {
+    fn next_of_ranges(&mut self) -> Option<GuestRequestStep> {
         let Range { sector, sectors, unmap } = *self.ranges.get(self.next)?;
         self.next += 1;
         self.done = self.next == self.ranges.len();
         let (offset, len) = (sector * SECTOR, u64::from(sectors) * SECTOR);
-        Some(Step { offset, len, at: 0, guest: None, may_unmap: unmap })
+        Some(GuestRequestStep { offset, len, at: 0, guest: None, may_unmap: unmap })
     }
 
-    fn next_of_data(&mut self, memory: &GuestMemory, rules: DiskLimits) -> Option<Step> {
+    fn next_of_data(
+        &mut self,
+        memory: &GuestMemory,
+        rules: DiskLimits,
+    ) -> Option<GuestRequestStep> {
         let at = self.at;
         let offset = self.sector.checked_mul(SECTOR)?.checked_add(at)?;
         let (len, guest) = if self.straight {
@@ -358,7 +366,7 @@ impl GuestRequest {
             (len, None)
         };
         self.at += len;
-        Some(Step { offset, len, at, guest, may_unmap: false })
+        Some(GuestRequestStep { offset, len, at, guest, may_unmap: false })
     }
 
     /// Copies `len` bytes of the data, starting at byte `at`, from the guest's memory to a buffer,
@@ -383,7 +391,7 @@ impl GuestRequest {
                 // No run is longer than the buffer.
                 let Ok(bytes) = usize::try_from(run) else { return false };
                 match self.op {
-                    Op::Write => region.copy_to(offset, buffer, place, bytes),
+                    GuestOp::Write => region.copy_to(offset, buffer, place, bytes),
                     _ => buffer.copy_to(place, region, offset, bytes),
                 }
                 (place, within, left) = (place + bytes, within + run, left - run);
@@ -410,7 +418,7 @@ impl GuestRequest {
     pub(super) fn tell_status(&self, memory: &GuestMemory) -> (u16, u32) {
         // If the status cannot be written to the memory, the guest learns nothing.
         let _ = memory.view().write_obj(self.status, GuestAddress(self.status_at));
-        let reads = matches!(self.op, Op::Read | Op::GetId) && self.status == OK;
+        let reads = matches!(self.op, GuestOp::Read | GuestOp::GetId) && self.status == OK;
         let data = if reads { total(&self.wanted).unwrap_or(0) } else { 0 };
         (self.head, u32::try_from(data + 1).unwrap_or(u32::MAX))
     }

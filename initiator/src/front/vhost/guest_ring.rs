@@ -1,4 +1,4 @@
-//! [`Ring`]: a ring of a guest: its available and used requests, and the events both ways.
+//! [`GuestRing`]: a ring of a guest: its available and used requests, and the events both ways.
 //!
 //! The ring is in the guest's memory. It is read and written through rust-vmm's virtio-queue, which
 //! checks every index and address.
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::event::{Event, Kick};
+use super::event::{Kick, NotifyFd};
 use super::guest_memory::GuestMemory;
 
 /// Limit of a ring's size.
@@ -27,8 +27,8 @@ pub(super) struct RingParts {
     pub(super) base: u16,
     pub(super) event_index: bool,
     pub(super) kick: Kick,
-    pub(super) call: Option<Event>,
-    pub(super) error: Option<Event>,
+    pub(super) call: Option<NotifyFd>,
+    pub(super) error: Option<NotifyFd>,
     /// The answered requests are unknown, unless the guest has just made the ring.
     pub(super) in_doubt: bool,
 }
@@ -39,8 +39,8 @@ pub(super) struct GuestRing {
     queue: Queue,
     memory: Arc<GuestMemory>,
     kick: Kick,
-    call: Option<Event>,
-    error: Option<Event>,
+    call: Option<NotifyFd>,
+    error: Option<NotifyFd>,
     // A request was completed since the last notification of the guest.
     owes_call: bool,
     broken: bool,
@@ -96,14 +96,14 @@ impl GuestRing {
     }
 
     /// Sets the event that notifies the guest of completions.
-    pub(super) fn set_call(&mut self, call: Option<Event>) {
+    pub(super) fn set_call(&mut self, call: Option<NotifyFd>) {
         self.call = call;
         // The new event notifies of earlier completions, too.
         self.owes_call = true;
     }
 
     /// Sets the event that notifies the front end of a broken ring.
-    pub(super) fn set_error(&mut self, error: Option<Event>) {
+    pub(super) fn set_error(&mut self, error: Option<NotifyFd>) {
         self.error = error;
     }
 
@@ -177,7 +177,7 @@ impl GuestRing {
                 why,
                 "a ring of the guest is broken: it is not served until the guest resets its disk"
             );
-            self.error.as_mut().map(Event::tell);
+            self.error.as_mut().map(NotifyFd::tell);
         }
     }
 

@@ -7,15 +7,15 @@
 //!              <--call--                  ^ orders
 //! QEMU    socket ------> rblk-front-end: FrontEnd -> GuestDevice
 //!                                         | memories    ^ news
-//!                        control (tokio): Mount -> Link -> Course
+//!                        control (tokio): Mount -> TargetLink -> Course
 //! ```
 //!
 //! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of the disk of
 //! a mount. The guest and its front end are not trusted: all their input is checked.
 
-mod connection;
 mod cut_memory;
 mod event;
+mod front_end_socket;
 mod frontend;
 #[cfg(feature = "fuzzing")]
 mod fuzzed;
@@ -27,14 +27,14 @@ mod guest_request;
 mod guest_ring;
 #[cfg(test)]
 mod lingering;
-mod message;
 #[cfg(feature = "fuzzing")]
 mod pace;
+mod put_away;
 mod received;
-mod refused;
 mod ring_orders;
 mod ring_thread;
 mod under_way;
+mod vhost_user;
 
 use std::io;
 use std::os::unix::net::UnixListener;

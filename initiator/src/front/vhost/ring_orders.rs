@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
 
-use super::event::Event;
+use super::event::NotifyFd;
 use super::guest_memory::GuestMemory;
 use super::guest_ring::RingParts;
 
@@ -27,15 +27,15 @@ const ORDERS_MAX: usize = 8;
 
 /// An order to a ring.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum RingOrder {
     /// Take requests, or leave them in the ring.
     Enable(bool),
     /// `true`: the guest makes its writes durable by itself. `false`: each write must be durable.
     Flushed(bool),
     /// Notify the guest of completions by this event.
-    SetCall(Option<Event>),
+    SetCall(Option<NotifyFd>),
     /// Notify the front end by this event that the ring is broken.
-    SetError(Option<Event>),
+    SetError(Option<NotifyFd>),
     /// Serve a ring, if its memory is mapped. The reply is an error, or whether the ring is served:
     /// a ring in doubt is not.
     Start(Box<RingParts>, SyncSender<io::Result<bool>>),
@@ -53,7 +53,7 @@ pub(super) enum Order {
     Flush(SyncSender<bool>),
 }
 
-impl Order {
+impl RingOrder {
     /// Whether it replaces an earlier order that was not taken.
     fn supersedes(&self, earlier: &Self) -> bool {
         match self {
@@ -69,14 +69,14 @@ impl Order {
 /// The sending end of a ring's orders.
 #[derive(Debug)]
 pub(super) struct Orders {
-    sender: Sender<Order>,
+    sender: Sender<RingOrder>,
     ends: Arc<AtomicBool>,
 }
 
 /// The receiving end, in the ring's thread.
 #[derive(Debug)]
 pub(super) struct Given {
-    receiver: Receiver<Order>,
+    receiver: Receiver<RingOrder>,
     ends: Arc<AtomicBool>,
 }
 
@@ -95,8 +95,8 @@ impl Orders {
     ///
     /// # Errors
     /// The thread has ended, or has left so many questions unanswered that there is no room.
-    pub(super) fn give(&self, order: Order) -> Result<(), Refused<Order>> {
-        self.sender.send_over(order, Order::supersedes).map(drop)
+    pub(super) fn give(&self, order: RingOrder) -> Result<(), Refused<RingOrder>> {
+        self.sender.send_over(order, RingOrder::supersedes).map(drop)
     }
 
     /// Ends the thread, even if orders wait.
@@ -108,7 +108,7 @@ impl Orders {
 
 impl Given {
     /// The next order.
-    pub(super) fn take(&mut self) -> Option<Order> {
+    pub(super) fn take(&mut self) -> Option<RingOrder> {
         self.receiver.receive()
     }
 
@@ -145,26 +145,26 @@ mod tests {
     fn any_number_of_settings_leaves_room_for_questions_and_the_last_setting_counts() {
         let (orders, mut given) = Orders::pair().unwrap();
         for number in 0..5000 {
-            orders.give(Order::Enable(number % 2 == 1)).unwrap();
-            orders.give(Order::SetCall(None)).unwrap();
-            orders.give(Order::Flushed(number % 3 == 0)).unwrap();
-            orders.give(Order::SetError(None)).unwrap();
+            orders.give(RingOrder::Enable(number % 2 == 1)).unwrap();
+            orders.give(RingOrder::SetCall(None)).unwrap();
+            orders.give(RingOrder::Flushed(number % 3 == 0)).unwrap();
+            orders.give(RingOrder::SetError(None)).unwrap();
         }
         for _ in 0..4 {
-            orders.give(Order::Flush(sync_channel(1).0)).unwrap();
+            orders.give(RingOrder::Flush(sync_channel(1).0)).unwrap();
         }
-        assert!(orders.give(Order::Flush(sync_channel(1).0)).is_err());
-        orders.give(Order::Enable(false)).unwrap();
+        assert!(orders.give(RingOrder::Flush(sync_channel(1).0)).is_err());
+        orders.give(RingOrder::Enable(false)).unwrap();
         assert!(!given.ends());
         orders.end();
         assert!(given.ends() && given.has_some());
         let taken: Vec<_> = std::iter::from_fn(|| given.take()).collect();
         assert_eq!(taken.len(), 8);
-        let settings = taken.iter().filter(|order| !matches!(order, Order::Flush(_)));
+        let settings = taken.iter().filter(|order| !matches!(order, RingOrder::Flush(_)));
         assert_eq!(settings.count(), 4);
-        assert!(taken.iter().any(|order| matches!(order, Order::Flushed(false))));
-        assert!(matches!(taken.last(), Some(Order::Enable(false))), "the newest");
+        assert!(taken.iter().any(|order| matches!(order, RingOrder::Flushed(false))));
+        assert!(matches!(taken.last(), Some(RingOrder::Enable(false))), "the newest");
         drop(given);
-        assert!(orders.give(Order::Enable(true)).is_err());
+        assert!(orders.give(RingOrder::Enable(true)).is_err());
     }
 }

@@ -25,17 +25,17 @@ use rblk_runtime::spin::Hint;
 use super::guest_memory::GuestMemory;
 use super::guest_request::ID_BYTES;
 use super::guest_ring::{GuestRing, RingParts};
-use super::ring_orders::{Given, Order};
+use super::ring_orders::{Given, RingOrder};
 use super::under_way::UnderWay;
-use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch, WatchToken};
+use crate::queue::{DescriptorToken, DescriptorWatch, Epoll, MAIL, TargetParts, TargetSide};
 
 /// How often a thread polls sources that cannot wake it.
 const LOOK: Duration = Duration::from_millis(1);
 /// Limit of the requests taken in one turn, so that answers are taken in between.
 const TAKEN_AT_ONCE: usize = 64;
 /// Tokens of the epoll. Paths use tokens from 2 on.
-const ORDERS: WatchToken = WatchToken(u32::MAX);
-const KICK: WatchToken = WatchToken(u32::MAX - 1);
+const ORDERS: DescriptorToken = DescriptorToken(u32::MAX);
+const KICK: DescriptorToken = DescriptorToken(u32::MAX - 1);
 const EIO: i32 = 5;
 
 /// The parts of a thread.
@@ -109,24 +109,24 @@ impl RingThread {
             any = true;
             // A reply without a receiver is dropped.
             match order {
-                Order::Start(parts, reply) => drop(reply.send(self.start(*parts))),
-                Order::Enable(enabled) => self.enabled = enabled,
-                Order::Flushed(flushed) => self.under_way.set_durable(!flushed),
-                Order::SetCall(call) => {
+                RingOrder::Start(parts, reply) => drop(reply.send(self.start(*parts))),
+                RingOrder::Enable(enabled) => self.enabled = enabled,
+                RingOrder::Flushed(flushed) => self.under_way.set_durable(!flushed),
+                RingOrder::SetCall(call) => {
                     if let Some(ring) = &mut self.ring {
                         ring.set_call(call);
                     }
                 }
-                Order::SetError(error) => {
+                RingOrder::SetError(error) => {
                     if let Some(ring) = &mut self.ring {
                         ring.set_error(error);
                     }
                 }
-                Order::Memory(memory, reply) => self.replace_memory(memory, reply),
-                Order::Stop { patience, reply } => {
+                RingOrder::Memory(memory, reply) => self.replace_memory(memory, reply),
+                RingOrder::Stop { patience, reply } => {
                     self.stopping = Some(Stopping { by: now + patience, reply });
                 }
-                Order::Flush(reply) => self.flush(reply),
+                RingOrder::Flush(reply) => self.flush(reply),
             }
         }
         any

@@ -17,9 +17,11 @@ use virtio_queue::DescriptorChain;
 use vm_memory::GuestMemoryMmap;
 
 use super::guest_memory::GuestMemory;
-use super::guest_request::{DiskLimits, GuestRequest, ID_BYTES, NoStatus, Op, Step};
+use super::guest_request::{
+    DiskLimits, GuestOp, GuestRequest, GuestRequestStep, ID_BYTES, NoStatus,
+};
 use crate::engine::io::{Io, IoOp};
-use crate::engine::path::Place;
+use crate::engine::path::DataPlace;
 use crate::engine::{Engine, QueueStats};
 use crate::queue::{TargetParts, TargetSide};
 
@@ -27,12 +29,12 @@ use crate::queue::{TargetParts, TargetSide};
 #[derive(Clone, Copy, Debug)]
 struct UnderTag {
     slot: u16,
-    step: Step,
+    step: GuestRequestStep,
 }
 
 /// A request of the guest, and its unanswered steps.
 #[derive(Debug, Default)]
-struct Slot {
+struct GuestRequestSlot {
     request: GuestRequest,
     steps: u16,
     // A FLUSH must follow.
@@ -49,7 +51,7 @@ pub(super) struct UnderWay {
     id: [u8; ID_BYTES],
     // Every change must be durable at once.
     durable: bool,
-    slots: Vec<Slot>,
+    slots: Vec<GuestRequestSlot>,
     free_slots: Vec<u16>,
     by_tag: Box<[Option<UnderTag>]>,
     free_tags: Vec<Tag>,
@@ -95,7 +97,7 @@ impl UnderWay {
 
     /// Makes room for a ring with so many requests. Nothing is under way.
     pub(super) fn make_room(&mut self, requests: u16) {
-        self.slots.resize_with(usize::from(requests), Slot::default);
+        self.slots.resize_with(usize::from(requests), GuestRequestSlot::default);
         self.free_slots = (0..requests).rev().collect();
         self.done = VecDeque::with_capacity(usize::from(requests));
         self.flushes = VecDeque::with_capacity(usize::from(requests));
@@ -132,12 +134,13 @@ impl UnderWay {
             self.free_slots.push(slot);
             return Err(error);
         }
-        if of_slot.request.op() == Op::GetId && of_slot.request.status() == super::guest_request::OK
+        if of_slot.request.op() == GuestOp::GetId
+            && of_slot.request.status() == super::guest_request::OK
         {
             of_slot.request.tell_id(memory, &self.id);
         }
         of_slot.steps = 0;
-        let zeroes = matches!(of_slot.request.op(), Op::Discard | Op::WriteZeroes);
+        let zeroes = matches!(of_slot.request.op(), GuestOp::Discard | GuestOp::WriteZeroes);
         of_slot.owes_flush = self.durable && zeroes;
         self.begin_steps(slot, memory, side);
         Ok(())
@@ -150,7 +153,7 @@ impl UnderWay {
             && let Some(slot) = self.flushes.pop_front()
         {
             any = true;
-            let step = Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
+            let step = GuestRequestStep { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
             match self.send_flush(false, side) {
                 Some(tag) => {
                     self.by_tag[tag.index()] = Some(UnderTag { slot, step });
@@ -171,7 +174,7 @@ impl UnderWay {
 
     fn begin_steps(&mut self, slot: u16, memory: &GuestMemory, side: &mut TargetSide) {
         loop {
-            let Slot { request, .. } = &mut self.slots[usize::from(slot)];
+            let GuestRequestSlot { request, .. } = &mut self.slots[usize::from(slot)];
             if request.has_begun() {
                 break;
             }
@@ -191,7 +194,7 @@ impl UnderWay {
     fn begin_step(
         &mut self,
         slot: u16,
-        step: Step,
+        step: GuestRequestStep,
         memory: &GuestMemory,
         side: &mut TargetSide,
     ) -> bool {
@@ -202,12 +205,12 @@ impl UnderWay {
         else {
             return false;
         };
-        io.fua = self.durable && op == Op::Write;
+        io.fua = self.durable && op == GuestOp::Write;
         io.may_unmap = step.may_unmap;
         let Some(tag) = self.free_tags.pop() else { return false };
         let own = tag.index() * self.stride;
-        let place = step.guest.map_or(Place::own(own), |(_, place)| place);
-        if op == Op::Write && step.guest.is_none() {
+        let place = step.guest.map_or(DataPlace::own(own), |(_, place)| place);
+        if op == GuestOp::Write && step.guest.is_none() {
             let buffer = (&*self.buffers, own);
             if !of_slot.request.copy(memory, (step.at, step.len), buffer) {
                 self.free_tags.push(tag);
@@ -227,7 +230,7 @@ impl UnderWay {
     fn send_flush(&mut self, is_own: bool, side: &mut TargetSide) -> Option<Tag> {
         let io = Io::new(IoOp::Flush, 0, 0, self.block_size)?;
         let tag = self.free_tags.pop()?;
-        let (engine, place) = (side.engine_mut(), Place::own(tag.index() * self.stride));
+        let (engine, place) = (side.engine_mut(), DataPlace::own(tag.index() * self.stride));
         let sent = match is_own {
             true => engine.submit_unasked_flush(tag, io, place),
             false => engine.submit_at(tag, io, place),
@@ -276,11 +279,11 @@ impl UnderWay {
         let op = of_slot.request.op();
         if result < 0 {
             of_slot.request.fail();
-        } else if matches!(op, Op::Read | Op::Write) {
+        } else if matches!(op, GuestOp::Read | GuestOp::Write) {
             let straight = step.guest.is_some();
             count(stats, step.len, straight);
             let buffer = (&*self.buffers, tag.index() * self.stride);
-            let brings = op == Op::Read && !straight;
+            let brings = op == GuestOp::Read && !straight;
             if brings && !of_slot.request.copy(memory, (step.at, step.len), buffer) {
                 of_slot.request.fail();
             }

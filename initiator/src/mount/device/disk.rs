@@ -43,7 +43,7 @@ impl Shape {
 
 /// The next change of the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum DiskChange {
     Resize(u64),
     SetReadOnly(bool),
 }
@@ -74,13 +74,13 @@ impl Disk {
 
     /// The next change, if none is under way. A failed change is not repeated for the same shape of
     /// the volume.
-    fn step(&mut self, volume: &OpenReply) -> Option<Step> {
+    fn step(&mut self, volume: &OpenReply) -> Option<DiskChange> {
         let (has, wants) = (self.has?, Shape::of(volume));
         if has.sectors == wants.sectors {
             self.tried_sectors = None;
         } else if self.tried_sectors != Some(wants.sectors) {
             self.tried_sectors = Some(wants.sectors);
-            return Some(Step::Resize(wants.sectors));
+            return Some(DiskChange::Resize(wants.sectors));
         }
         if self.setting.is_some() {
             return None;
@@ -89,7 +89,7 @@ impl Disk {
             self.tried_read_only = None;
         } else if self.tried_read_only != Some(wants.read_only) {
             self.tried_read_only = Some(wants.read_only);
-            return Some(Step::SetReadOnly(wants.read_only));
+            return Some(DiskChange::SetReadOnly(wants.read_only));
         }
         None
     }
@@ -98,8 +98,8 @@ impl Disk {
     pub(crate) fn follow(&mut self, volume: &OpenReply, device: &mut Device) {
         while let Some(step) = self.step(volume) {
             match step {
-                Step::Resize(sectors) => self.resize(sectors, device),
-                Step::SetReadOnly(yes) => {
+                DiskChange::Resize(sectors) => self.resize(sectors, device),
+                DiskChange::SetReadOnly(yes) => {
                     let disk = device.disk_path().to_string_lossy().into_owned();
                     let set = move || set_read_only(&disk, yes).map_err(anyhow::Error::from);
                     self.setting = Some(tokio::task::spawn_blocking(set));
@@ -228,12 +228,12 @@ mod tests {
         assert_eq!(disk.step(&volume(10, true)), None, "there is no disk yet");
         disk.has = Some(Shape { sectors: 80, read_only: false });
         assert_eq!(disk.step(&volume(10, false)), None);
-        assert_eq!(disk.step(&volume(20, true)), Some(Step::Resize(160)));
+        assert_eq!(disk.step(&volume(20, true)), Some(DiskChange::Resize(160)));
         disk.has = Some(Shape { sectors: 160, read_only: false });
-        assert_eq!(disk.step(&volume(20, true)), Some(Step::SetReadOnly(true)));
+        assert_eq!(disk.step(&volume(20, true)), Some(DiskChange::SetReadOnly(true)));
         disk.has = Some(Shape { sectors: 160, read_only: true });
         assert_eq!(disk.step(&volume(20, true)), None);
-        assert_eq!(disk.step(&volume(20, false)), Some(Step::SetReadOnly(false)));
+        assert_eq!(disk.step(&volume(20, false)), Some(DiskChange::SetReadOnly(false)));
         assert_eq!(disk.size_bytes(), 81_920);
     }
 
@@ -241,14 +241,14 @@ mod tests {
     fn a_failed_change_is_repeated_only_after_the_volume_changed() {
         let has = Some(Shape { sectors: 80, read_only: false });
         let mut disk = Disk { has, ..Disk::default() };
-        assert_eq!(disk.step(&volume(20, true)), Some(Step::Resize(160)));
-        assert_eq!(disk.step(&volume(20, true)), Some(Step::SetReadOnly(true)));
+        assert_eq!(disk.step(&volume(20, true)), Some(DiskChange::Resize(160)));
+        assert_eq!(disk.step(&volume(20, true)), Some(DiskChange::SetReadOnly(true)));
         assert_eq!(disk.step(&volume(20, true)), None);
-        assert_eq!(disk.step(&volume(30, true)), Some(Step::Resize(240)));
+        assert_eq!(disk.step(&volume(30, true)), Some(DiskChange::Resize(240)));
         // Back to the shape of the disk, and away again.
         assert_eq!(disk.step(&volume(10, false)), None);
-        assert_eq!(disk.step(&volume(30, true)), Some(Step::Resize(240)));
-        assert_eq!(disk.step(&volume(30, true)), Some(Step::SetReadOnly(true)));
+        assert_eq!(disk.step(&volume(30, true)), Some(DiskChange::Resize(240)));
+        assert_eq!(disk.step(&volume(30, true)), Some(DiskChange::SetReadOnly(true)));
     }
 
     #[test]

@@ -14,8 +14,8 @@ use std::path::Path;
 
 use nix::unistd::syncfs;
 
-use super::holder::{Mounted, OWN_NUMBER, mounted, mountinfo, other_namespaces, stack};
-use super::part::Part;
+use super::block_device::BlockDevice;
+use super::holder::{DeviceMount, OWN_NUMBER, mounted, mountinfo, other_namespaces, stack};
 use crate::front::ublk::sync_file_system;
 
 /// Mount points in this mount namespace of the file systems on a disk, its partitions and stacked
@@ -29,7 +29,7 @@ pub fn mounts_on(device: &str) -> Vec<String> {
 }
 
 /// The mounts of some devices, in the order of the text of `mountinfo`.
-fn mounts_of(parts: &[Part], mountinfo: &str) -> Vec<Mounted> {
+fn mounts_of(parts: &[BlockDevice], mountinfo: &str) -> Vec<DeviceMount> {
     let of_line = |line| parts.iter().find_map(|part| mounted(line, part));
     mountinfo.lines().filter_map(of_line).collect()
 }
@@ -49,7 +49,7 @@ pub(super) fn sync(device: &str) -> Option<String> {
     let parts = stack(root, device);
     // A file opened before the sync gets the errors of writes that fail during it.
     let file_systems = found(root, &parts);
-    let of_device = |part: &Part| {
+    let of_device = |part: &BlockDevice| {
         let synced = File::open(part.node()).and_then(|device| sync_file_system(&device));
         synced.err().map(|error| format!("{}: {error}", part.node()))
     };
@@ -70,13 +70,13 @@ pub(super) fn sync(device: &str) -> Option<String> {
 }
 
 /// The file systems of some devices in each mount namespace, once each.
-fn found(root: &Path, parts: &[Part]) -> Vec<FileSystem> {
+fn found(root: &Path, parts: &[BlockDevice]) -> Vec<FileSystem> {
     let own = fs::read(root.join("proc/self/mountinfo")).unwrap_or_default();
     let own = ("self".to_owned(), String::from_utf8_lossy(&own).into_owned());
     let spaces = [own, ("1".to_owned(), mountinfo(root))];
     let mut found: Vec<FileSystem> = Vec::new();
     for (pid, text) in spaces.into_iter().chain(other_namespaces(root)) {
-        for Mounted { id, number, at, kind } in mounts_of(parts, &text) {
+        for DeviceMount { id, number, at, kind } in mounts_of(parts, &text) {
             let known = found.iter_mut().find(|known| known.number == number);
             match known {
                 Some(known) if known.opened.is_ok() => {}

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rblk_config::quoted::Quoted;
 
+use super::block_device::{BlockDevice, entries};
 use super::namespace::unescape;
 use super::openers::{is_direct_reader, is_writer, mappers, named, openers, processes};
-use super::part::{Part, entries};
 
 /// File systems that give their mounts a device number of their own. For these kinds alone, the
 /// kernel itself has opened the device that the mount names; another kind, such as FUSE, may name
@@ -27,15 +27,15 @@ const SCAN_TIME: Duration = Duration::from_secs(1);
 pub struct Use {
     /// The used partition, such as `ublkb0p1`; `None` for the disk itself.
     partition: Option<String>,
-    what: What,
+    what: UseKind,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum What {
+enum UseKind {
     /// A file system, and a process of the mount namespace where it is mounted, if that is not the
     /// namespace of the host.
     Mounted {
-        mount: Mounted,
+        mount: DeviceMount,
         only_of: Option<String>,
     },
     Swap,
@@ -62,10 +62,10 @@ impl Use {
     /// Reads the kernel's files below `root`.
     fn find_in(root: &Path, device: &str) -> Option<Self> {
         let disk = device.rsplit('/').next().unwrap_or(device);
-        let parts = Part::all(root, disk);
+        let parts = BlockDevice::all(root, disk);
         let mounts = mountinfo(root);
         let swaps = fs::read_to_string(root.join("proc/swaps")).unwrap_or_default();
-        let by = |find: &dyn Fn(&Part) -> Option<What>| {
+        let by = |find: &dyn Fn(&BlockDevice) -> Option<UseKind>| {
             parts.iter().find_map(|part| {
                 let partition = (part.name != disk).then(|| part.name.clone());
                 find(part).map(|what| Self { partition, what })
@@ -74,29 +74,29 @@ impl Use {
         let mounted_in = |text: &str, only_of: Option<&String>| {
             by(&|part| {
                 let mount = mounted(text, part)?;
-                Some(What::Mounted { mount, only_of: only_of.cloned() })
+                Some(UseKind::Mounted { mount, only_of: only_of.cloned() })
             })
         };
-        let is_swap = |part: &Part| {
+        let is_swap = |part: &BlockDevice| {
             let mut words = swaps.lines().map(|line| line.split_whitespace().next());
-            words.any(|word| word == Some(&part.node())).then_some(What::Swap)
+            words.any(|word| word == Some(&part.node())).then_some(UseKind::Swap)
         };
-        let held = |part: &Part| {
+        let held = |part: &BlockDevice| {
             let holders = entries(&part.sys.join("holders"));
             let named = holders.iter().map(|holder| with_name(root, holder)).collect();
-            (!holders.is_empty()).then_some(What::Holders(named))
+            (!holders.is_empty()).then_some(UseKind::Holders(named))
         };
-        let under_loops = |part: &Part| {
+        let under_loops = |part: &BlockDevice| {
             let loops = loops_on(root, &part.node());
-            (!loops.is_empty()).then_some(What::Loops(loops))
+            (!loops.is_empty()).then_some(UseKind::Loops(loops))
         };
-        let open = |part: &Part| {
+        let open = |part: &BlockDevice| {
             let processes = openers(root, part, is_writer);
-            (!processes.is_empty()).then_some(What::Open(processes))
+            (!processes.is_empty()).then_some(UseKind::Open(processes))
         };
-        let direct = |part: &Part| {
+        let direct = |part: &BlockDevice| {
             let processes = openers(root, part, is_direct_reader);
-            (!processes.is_empty()).then_some(What::ReadPastTheCache(processes))
+            (!processes.is_empty()).then_some(UseKind::ReadPastTheCache(processes))
         };
         let elsewhere = || {
             other_namespaces(root)
@@ -119,7 +119,7 @@ impl Use {
     pub fn find_before_unmount(device: &str) -> Option<Self> {
         let root = Path::new("/");
         let found = Self::find(device);
-        let is_scan = |used: &Self| matches!(used.what, What::ReadPastTheCache(_));
+        let is_scan = |used: &Self| matches!(used.what, UseKind::ReadPastTheCache(_));
         let found = match found {
             Some(used) if is_scan(&used) => {
                 std::thread::sleep(SCAN_TIME);
@@ -133,11 +133,11 @@ impl Use {
     /// Finds a program that still maps the disk after it closed the descriptor of that mapping.
     fn find_mapping(root: &Path, device: &str) -> Option<Self> {
         let disk = device.rsplit('/').next().unwrap_or(device);
-        let parts = Part::all(root, disk);
-        let nodes: Vec<String> = parts.iter().map(Part::node).collect();
+        let parts = BlockDevice::all(root, disk);
+        let nodes: Vec<String> = parts.iter().map(BlockDevice::node).collect();
         let (at, processes) = mappers(root, &nodes)?;
         let partition = (parts[at].name != disk).then(|| parts[at].name.clone());
-        Some(Self { partition, what: What::Mapped(processes) })
+        Some(Self { partition, what: UseKind::Mapped(processes) })
     }
 
     /// The reason why the disk cannot be removed, and the remedy.
@@ -149,30 +149,30 @@ impl Use {
             None => String::new(),
         };
         match &self.what {
-            What::Mounted { mount: Mounted { at, .. }, only_of: None } => {
+            UseKind::Mounted { mount: DeviceMount { at, .. }, only_of: None } => {
                 format!("{what}mounted at {at}; `umount {}` first, or use --force", Quoted(at))
             }
-            What::Mounted { mount: Mounted { at, .. }, only_of: Some(process) } => format!(
+            UseKind::Mounted { mount: DeviceMount { at, .. }, only_of: Some(process) } => format!(
                 "{what}mounted at {at} in the mount namespace of {process}; end that first, or use --force"
             ),
-            What::Swap => format!("{what}used for swap; `swapoff {node}` first, or use --force"),
-            What::Holders(names) => {
+            UseKind::Swap => format!("{what}used for swap; `swapoff {node}` first, or use --force"),
+            UseKind::Holders(names) => {
                 format!("{what}held by {}; see `lsblk {device}`, or use --force", names.join(", "))
             }
-            What::Loops(names) => format!(
+            UseKind::Loops(names) => format!(
                 "{what}below {}; `losetup -d {}` first, or use --force",
                 names.join(", "),
                 names.join(" ")
             ),
-            What::Open(names) => format!(
+            UseKind::Open(names) => format!(
                 "{what}open for writing in {}; end that first, or use --force",
                 names.join(", ")
             ),
-            What::ReadPastTheCache(names) => format!(
+            UseKind::ReadPastTheCache(names) => format!(
                 "{what}open with O_DIRECT in {}; end that first, or use --force",
                 names.join(", ")
             ),
-            What::Mapped(names) => format!(
+            UseKind::Mapped(names) => format!(
                 "{what}mapped for writing in {}; end that first, or use --force",
                 names.join(", ")
             ),
@@ -184,14 +184,14 @@ impl Use {
     /// The log's words for a disk that was removed despite this use.
     fn left(&self) -> String {
         match &self.what {
-            What::Mounted { mount, .. } => {
+            UseKind::Mounted { mount, .. } => {
                 format!("{} at {} was still mounted", mount.kind, mount.at)
             }
-            What::Swap => "swap was still on it".to_owned(),
-            What::Holders(names) | What::Loops(names) => {
+            UseKind::Swap => "swap was still on it".to_owned(),
+            UseKind::Holders(names) | UseKind::Loops(names) => {
                 format!("{} still stood on it", names.join(", "))
             }
-            What::Open(names) | What::ReadPastTheCache(names) | What::Mapped(names) => {
+            UseKind::Open(names) | UseKind::ReadPastTheCache(names) | UseKind::Mapped(names) => {
                 format!("{} still had it open", names.join(", "))
             }
         }
@@ -206,16 +206,16 @@ impl fmt::Display for Use {
             write!(f, "p{number}: ")?;
         }
         match &self.what {
-            What::Mounted { mount, only_of: None } => write!(f, "{} ({})", mount.at, mount.kind),
-            What::Mounted { mount, only_of: Some(process) } => {
+            UseKind::Mounted { mount, only_of: None } => write!(f, "{} ({})", mount.at, mount.kind),
+            UseKind::Mounted { mount, only_of: Some(process) } => {
                 write!(f, "{} ({}) of {process}", mount.at, mount.kind)
             }
-            What::Swap => f.write_str("swap"),
-            What::Holders(names)
-            | What::Loops(names)
-            | What::Open(names)
-            | What::ReadPastTheCache(names)
-            | What::Mapped(names) => f.write_str(&names.join(", ")),
+            UseKind::Swap => f.write_str("swap"),
+            UseKind::Holders(names)
+            | UseKind::Loops(names)
+            | UseKind::Open(names)
+            | UseKind::ReadPastTheCache(names)
+            | UseKind::Mapped(names) => f.write_str(&names.join(", ")),
         }
     }
 }
@@ -255,7 +255,7 @@ pub(super) fn other_namespaces(root: &Path) -> Vec<(String, String)> {
 
 /// A mount of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Mounted {
+pub(super) struct DeviceMount {
     /// The number of the mount, unique over all namespaces.
     pub(super) id: String,
     /// The number of the file system, `MAJOR:MINOR`.
@@ -267,7 +267,7 @@ pub(super) struct Mounted {
 
 /// The first mount of a device: by its device number, or by its node for the kinds of
 /// [`OWN_NUMBER`].
-pub(super) fn mounted(mountinfo: &str, part: &Part) -> Option<Mounted> {
+pub(super) fn mounted(mountinfo: &str, part: &BlockDevice) -> Option<DeviceMount> {
     mountinfo.lines().find_map(|line| {
         let (fields, of_fs) = line.split_once(" - ")?;
         let mut fields = fields.split(' ');
@@ -277,7 +277,7 @@ pub(super) fn mounted(mountinfo: &str, part: &Part) -> Option<Mounted> {
         let text = |raw: &str| String::from_utf8_lossy(&unescape(raw.as_bytes())).into_owned();
         let is_it =
             number == part.number || OWN_NUMBER.contains(&kind) && part.is_at(&text(source));
-        is_it.then(|| Mounted {
+        is_it.then(|| DeviceMount {
             id: id.to_owned(),
             number: number.to_owned(),
             at: text(at),
@@ -311,7 +311,7 @@ pub(super) fn what_is_left(device: &str) -> Option<String> {
     let found = Use::find(device).map(|used| used.left());
     let disk = device.rsplit('/').next().unwrap_or(device);
     let mounted = || {
-        let parts = Part::all(Path::new("/"), disk);
+        let parts = BlockDevice::all(Path::new("/"), disk);
         let kind = parts.iter().find_map(|part| file_system_on(Path::new("/"), part))?;
         Some(format!("{kind} was still mounted"))
     };
@@ -320,20 +320,20 @@ pub(super) fn what_is_left(device: &str) -> Option<String> {
 
 /// The kind of a file system that is mounted on a device, in any mount namespace. Some kinds have a
 /// directory for each device.
-fn file_system_on(root: &Path, part: &Part) -> Option<&'static str> {
+fn file_system_on(root: &Path, part: &BlockDevice) -> Option<&'static str> {
     let has = |kind: &&str| root.join("sys/fs").join(kind).join(&part.name).exists();
     ["f2fs", "xfs", "ext4"].into_iter().find(has)
 }
 
 /// A disk, its partitions and the devices stacked on them, the upper ones first.
-pub(super) fn stack(root: &Path, device: &str) -> Vec<Part> {
+pub(super) fn stack(root: &Path, device: &str) -> Vec<BlockDevice> {
     let disk = device.rsplit('/').next().unwrap_or(device);
     stack_in(root, disk, STACKED_MAX)
 }
 
-fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<Part> {
+fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<BlockDevice> {
     let mut nodes = Vec::new();
-    for part in Part::all(root, disk).into_iter().rev() {
+    for part in BlockDevice::all(root, disk).into_iter().rev() {
         let loops = loops_on(root, &part.node()).into_iter();
         let loops = loops.filter_map(|node| node.rsplit('/').next().map(str::to_owned));
         for above in entries(&part.sys.join("holders")).into_iter().chain(loops) {
@@ -354,7 +354,7 @@ fn exclusive_opener(device: &str) -> Option<String> {
     }
     let disk = device.rsplit('/').next().unwrap_or(device);
     let root = Path::new("/");
-    let parts = Part::all(root, disk);
+    let parts = BlockDevice::all(root, disk);
     let names: Vec<String> = parts.iter().flat_map(|part| openers(root, part, |_| true)).collect();
     let who = match names.is_empty() {
         true => match parts.iter().find_map(|part| file_system_on(root, part)) {
@@ -505,7 +505,7 @@ mod tests {
         kernel.write("sys/block/dm-0/holders/dm-1", "");
         kernel.write("sys/block/loop4/loop/backing_file", "/dev/ublkb0p2\n");
         let nodes: Vec<String> =
-            stack(kernel.0.path(), "/dev/ublkb0").iter().map(Part::node).collect();
+            stack(kernel.0.path(), "/dev/ublkb0").iter().map(BlockDevice::node).collect();
         let wanted = [
             "/dev/loop4",
             "/dev/ublkb0p2",

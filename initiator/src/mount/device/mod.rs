@@ -1,5 +1,6 @@
 //! The ublk device of a mount, with parameters derived from the volume.
 
+mod block_device;
 mod child;
 pub(crate) mod disk;
 pub mod file_systems;
@@ -7,7 +8,6 @@ pub mod holder;
 pub mod image;
 pub mod namespace;
 mod openers;
-mod part;
 pub(super) mod queues;
 #[allow(unsafe_code)] // descriptors of processes have no safe call
 pub mod server;

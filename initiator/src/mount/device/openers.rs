@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use super::part::{Part, entries};
+use super::block_device::{BlockDevice, entries};
 
 /// Limit of the processes that are named.
 const PROCESSES_MAX: usize = 3;
@@ -50,7 +50,11 @@ pub(super) fn mappers(root: &Path, nodes: &[String]) -> Option<(usize, Vec<Strin
 
 /// Processes other than this one that have a disk or a partition open with flags that `counts`
 /// selects.
-pub(super) fn openers(root: &Path, part: &Part, counts: impl Fn(i32) -> bool) -> Vec<String> {
+pub(super) fn openers(
+    root: &Path,
+    part: &BlockDevice,
+    counts: impl Fn(i32) -> bool,
+) -> Vec<String> {
     let own = std::process::id().to_string();
     let proc = root.join("proc");
     let has = |pid: &String| {
@@ -81,7 +85,7 @@ pub(super) fn named(proc: &Path, pid: &str) -> String {
 /// have the device under another name in a `/dev` of its own, which shows as a path of one or two
 /// words; for these the device number is compared. Other files are not opened: one on a hung file
 /// system would hang this process.
-fn is_of(fd: &Path, part: &Part) -> bool {
+fn is_of(fd: &Path, part: &BlockDevice) -> bool {
     let Ok(link) = fs::read_link(fd) else { return false };
     if link == Path::new(&part.node()) {
         return true;

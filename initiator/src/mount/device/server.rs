@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use super::part::entries;
+use super::block_device::entries;
 use crate::front::ublk::{DeviceInfo, DeviceState};
 
 /// The server of a device.

@@ -38,10 +38,10 @@ pub(super) fn load(path: &Path) -> io::Result<Vec<u8>> {
 /// The text is no note, or has another form.
 pub(super) fn parse<N: DeserializeOwned>(text: &[u8], form: u32) -> Result<N, String> {
     #[derive(Deserialize)]
-    struct Head {
+    struct NoteHead {
         form: u32,
     }
-    let head: Head = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let head: NoteHead = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if head.form != form {
         return Err(format!("its form is {}, and this program knows {form}", head.form));
     }

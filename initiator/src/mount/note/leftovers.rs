@@ -90,7 +90,7 @@ pub enum Purpose {
 
 /// The action for a condition and a purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Action {
+pub(crate) enum LeftoversAction {
     /// Nothing stands against a new mount.
     Begin,
     /// Remove the device and the note; then go on as if there had been nothing.
@@ -115,21 +115,21 @@ pub(crate) enum Action {
 
 /// Chooses the action for a condition and a purpose.
 #[must_use]
-pub(crate) fn decide(condition: Condition, purpose: Purpose) -> Action {
+pub(crate) fn decide(condition: Condition, purpose: Purpose) -> LeftoversAction {
     use Purpose::{Mount, Recover, Unmount};
     match (condition, purpose) {
-        (Condition::Nothing, Mount { .. }) => Action::Begin,
-        (Condition::Nothing, Recover | Unmount { .. }) => Action::RefuseNothing,
-        (Condition::Running, Unmount { .. }) => Action::Ask,
-        (Condition::Running, Mount { .. } | Recover) => Action::RefuseRunning,
-        (Condition::Unusable, Unmount { force: true }) => Action::Clear,
-        (Condition::Unusable, _) => Action::RefuseUnusable,
-        (Condition::Ending, _) => Action::Wait,
-        (Condition::Waiting, Mount { same: true } | Recover) => Action::Recover,
-        (Condition::Waiting, Mount { same: false }) => Action::RefuseOther,
-        (Condition::Waiting, Unmount { force: true }) => Action::Clear,
-        (Condition::Waiting, Unmount { force: false }) => Action::RefuseWaiting,
-        (Condition::Diskless | Condition::Gone, _) => Action::Clear,
+        (Condition::Nothing, Mount { .. }) => LeftoversAction::Begin,
+        (Condition::Nothing, Recover | Unmount { .. }) => LeftoversAction::RefuseNothing,
+        (Condition::Running, Unmount { .. }) => LeftoversAction::Ask,
+        (Condition::Running, Mount { .. } | Recover) => LeftoversAction::RefuseRunning,
+        (Condition::Unusable, Unmount { force: true }) => LeftoversAction::Clear,
+        (Condition::Unusable, _) => LeftoversAction::RefuseUnusable,
+        (Condition::Ending, _) => LeftoversAction::Wait,
+        (Condition::Waiting, Mount { same: true } | Recover) => LeftoversAction::Recover,
+        (Condition::Waiting, Mount { same: false }) => LeftoversAction::RefuseOther,
+        (Condition::Waiting, Unmount { force: true }) => LeftoversAction::Clear,
+        (Condition::Waiting, Unmount { force: false }) => LeftoversAction::RefuseWaiting,
+        (Condition::Diskless | Condition::Gone, _) => LeftoversAction::Clear,
     }
 }
 
@@ -225,7 +225,7 @@ pub fn claim(
         let Found { condition, note, device } = find(name)?;
         let action = decide(condition, purpose(note.as_ref().ok().and_then(Option::as_ref)));
         let note = match (action, note) {
-            (Action::Clear, _) => {
+            (LeftoversAction::Clear, _) => {
                 if let Some(info) = device {
                     aside(|| Control::open()?.remove(info.id, REMOVE_DEADLINE))?;
                     tracing::info!(device = info.id, "removed the device of a dead mount");
@@ -235,24 +235,26 @@ pub fn claim(
                 cleared = true;
                 continue;
             }
-            (Action::Begin, _) => return Ok(Claimed::Free),
+            (LeftoversAction::Begin, _) => return Ok(Claimed::Free),
             (_, note) => note?,
         };
         let refused = match (action, note, device) {
-            (Action::Recover, Some(note), _) => return Ok(Claimed::Waiting(Box::new(note))),
-            (Action::Wait, _, Some(info)) => {
+            (LeftoversAction::Recover, Some(note), _) => {
+                return Ok(Claimed::Waiting(Box::new(note)));
+            }
+            (LeftoversAction::Wait, _, Some(info)) => {
                 if begun.elapsed() < ENDING_DEADLINE {
                     std::thread::sleep(POLL_STEP);
                     continue;
                 }
                 return Err(UblkError::StillServed { id: info.id, pid: info.server_pid }.into());
             }
-            (Action::RefuseOther, Some(note), _) => Refused::Other {
+            (LeftoversAction::RefuseOther, Some(note), _) => Refused::Other {
                 name: name.to_owned(),
                 device: note.disk(),
                 volume: note.config.volume,
             },
-            (Action::RefuseWaiting, Some(note), _) => {
+            (LeftoversAction::RefuseWaiting, Some(note), _) => {
                 Refused::Waiting { name: name.to_owned(), device: note.disk() }
             }
             _ if cleared => return Ok(Claimed::Cleared),
@@ -321,7 +323,7 @@ mod tests {
 
     #[test]
     fn every_condition_has_its_row() {
-        use Action::{
+        use LeftoversAction::{
             Ask, Begin, Clear, Recover, RefuseNothing, RefuseOther, RefuseRunning, RefuseUnusable,
             RefuseWaiting, Wait,
         };
@@ -361,8 +363,16 @@ mod tests {
             Purpose::Unmount { force: false },
         ] {
             for condition in [Condition::Running, Condition::Ending, Condition::Waiting] {
-                assert_ne!(decide(condition, purpose), Action::Clear, "{condition:?} {purpose:?}");
-                assert_ne!(decide(condition, purpose), Action::Begin, "{condition:?} {purpose:?}");
+                assert_ne!(
+                    decide(condition, purpose),
+                    LeftoversAction::Clear,
+                    "{condition:?} {purpose:?}"
+                );
+                assert_ne!(
+                    decide(condition, purpose),
+                    LeftoversAction::Begin,
+                    "{condition:?} {purpose:?}"
+                );
             }
         }
     }

@@ -17,7 +17,7 @@ pub(super) struct KeepAlive {
 
 /// The KEEP_ALIVE action due now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Due {
+pub(super) enum KeepAliveDue {
     /// Nothing before that time.
     Later(Instant),
     /// Send one, and call [`KeepAlive::sent`].
@@ -33,15 +33,15 @@ impl KeepAlive {
     }
 
     /// The action due now, with `period` between an answer and the next question.
-    pub(super) fn due(&self, pulse: Pulse, period: Duration, now: Instant) -> Due {
+    pub(super) fn due(&self, pulse: Pulse, period: Duration, now: Instant) -> KeepAliveDue {
         let at = match self.under_way {
             Some((_, since)) => since + pulse.timeout,
             None => self.last + period,
         };
         match self.under_way {
-            _ if now < at => Due::Later(at),
-            Some(_) => Due::Late,
-            None => Due::Send,
+            _ if now < at => KeepAliveDue::Later(at),
+            Some(_) => KeepAliveDue::Late,
+            None => KeepAliveDue::Send,
         }
     }
 
@@ -78,19 +78,19 @@ mod tests {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut beat = KeepAlive::new(begun);
-        assert_eq!(beat.due(pulse, pulse.period, at(0)), Due::Later(at(2)));
-        assert_eq!(beat.due(pulse, pulse.idle_period, at(2)), Due::Later(at(16)));
-        assert_eq!(beat.due(pulse, pulse.period, at(2)), Due::Send);
+        assert_eq!(beat.due(pulse, pulse.period, at(0)), KeepAliveDue::Later(at(2)));
+        assert_eq!(beat.due(pulse, pulse.idle_period, at(2)), KeepAliveDue::Later(at(16)));
+        assert_eq!(beat.due(pulse, pulse.period, at(2)), KeepAliveDue::Send);
         beat.sent(Sequence(7), at(2));
-        assert_eq!(beat.due(pulse, pulse.period, at(6)), Due::Later(at(7)));
+        assert_eq!(beat.due(pulse, pulse.period, at(6)), KeepAliveDue::Later(at(7)));
         let answer = |sequence| ResponseCapsule::new(Tag(2), Sequence(sequence), Status::Ok);
         assert!(!beat.answered(&answer(6), at(6)), "of another command");
         assert!(beat.answered(&answer(7), at(6)));
         assert!(!beat.answered(&answer(7), at(6)), "once");
-        assert_eq!(beat.due(pulse, pulse.period, at(6)), Due::Later(at(8)));
+        assert_eq!(beat.due(pulse, pulse.period, at(6)), KeepAliveDue::Later(at(8)));
         beat.begin(at(7));
-        assert_eq!(beat.due(pulse, pulse.period, at(8)), Due::Later(at(9)));
+        assert_eq!(beat.due(pulse, pulse.period, at(8)), KeepAliveDue::Later(at(9)));
         beat.sent(Sequence(8), at(9));
-        assert_eq!(beat.due(pulse, pulse.period, at(14)), Due::Late);
+        assert_eq!(beat.due(pulse, pulse.period, at(14)), KeepAliveDue::Late);
     }
 }

@@ -28,10 +28,10 @@ use self::alarm::Alarm;
 use super::error::SessionError;
 use crate::engine::pulse::DiskUse;
 pub use crate::engine::pulse::Pulse;
-use keep_alive::{Due, KeepAlive};
+use keep_alive::{KeepAlive, KeepAliveDue};
 use qp::AdminQp;
-pub use question::News;
 use question::Question;
+pub use question::TargetNews;
 
 /// Largest reply of one command.
 pub(crate) const REPLY_BYTES: usize = 4096;
@@ -51,7 +51,7 @@ pub struct AdminChannel {
     alarm: Alarm,
     epoch: Epoch,
     sequence: Sequence,
-    events: Events,
+    events: AsyncEventState,
     question: Option<Question>,
     keep_alive: KeepAlive,
     disk: DiskUse,
@@ -63,7 +63,7 @@ pub struct AdminChannel {
 
 /// The ASYNC_EVENT that the target keeps, and the result of the last one.
 #[derive(Debug, Default)]
-struct Events {
+struct AsyncEventState {
     parked: Option<Sequence>,
     arrived: Option<Option<AsyncEvent>>,
     // The target reported a changed volume, and the change was not asked for yet.
@@ -72,7 +72,7 @@ struct Events {
     drains: bool,
 }
 
-impl Events {
+impl AsyncEventState {
     fn wants_to_park(&self) -> bool {
         self.parked.is_none() && !self.drains
     }
@@ -140,7 +140,7 @@ impl AdminChannel {
             alarm,
             epoch,
             sequence: Sequence(0),
-            events: Events::default(),
+            events: AsyncEventState::default(),
             question: None,
             keep_alive: KeepAlive::new(now),
             disk: DiskUse::new(now),
@@ -282,9 +282,9 @@ impl AdminChannel {
     pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
         loop {
             match self.event_while(pulse, None, |_, _| pulse.period).await? {
-                News::Event(event) => return Ok(event),
+                TargetNews::Event(event) => return Ok(event),
                 // The caller asks again when it needs the volume.
-                News::Volume(_) | News::Gone => self.events.volumes_changed = true,
+                TargetNews::Volume(_) | TargetNews::Gone => self.events.volumes_changed = true,
             }
         }
     }
@@ -299,7 +299,7 @@ impl AdminChannel {
         pulse: Pulse,
         volume: VolumeHandle,
         ios: impl Fn() -> u64,
-    ) -> Result<News, SessionError> {
+    ) -> Result<TargetNews, SessionError> {
         self.event_while(pulse, Some(volume), |disk, now| disk.period(pulse, ios(), now)).await
     }
 
@@ -308,7 +308,7 @@ impl AdminChannel {
         pulse: Pulse,
         volume: Option<VolumeHandle>,
         period: impl Fn(&mut DiskUse, Instant) -> Duration,
-    ) -> Result<News, SessionError> {
+    ) -> Result<TargetNews, SessionError> {
         let mut armed = false;
         // The clock is read once after each sleep: the work between two sleeps takes negligible
         // time.
@@ -318,7 +318,7 @@ impl AdminChannel {
                 return self.heard(&response);
             }
             if let Some(event) = self.events.arrived.take() {
-                return Ok(News::Event(event));
+                return Ok(TargetNews::Event(event));
             }
             if let Some(volume) = volume {
                 self.ask_if_news(volume, now)?;
@@ -354,9 +354,9 @@ impl AdminChannel {
         now: Instant,
     ) -> Result<Option<Instant>, SessionError> {
         match self.keep_alive.due(pulse, period, now) {
-            Due::Later(at) => Ok(Some(at)),
-            Due::Late => Err(SessionError::TimedOut { what: Opcode::KeepAlive }),
-            Due::Send => {
+            KeepAliveDue::Later(at) => Ok(Some(at)),
+            KeepAliveDue::Late => Err(SessionError::TimedOut { what: Opcode::KeepAlive }),
+            KeepAliveDue::Send => {
                 let mut command = self.command(Opcode::KeepAlive, KEEP_ALIVE_TAG);
                 self.keep_alive.sent(self.sequence, now);
                 self.qp.send(&mut command, &[])?;

@@ -20,7 +20,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// News from the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum News {
+pub enum TargetNews {
     /// An event; `None` for one of a later version.
     Event(Option<AsyncEvent>),
     /// The new state of the volume.
@@ -70,7 +70,7 @@ impl AdminChannel {
     }
 
     /// Takes a response, which must be the answer to the question.
-    pub(super) fn heard(&mut self, response: &ResponseCapsule) -> Result<News, SessionError> {
+    pub(super) fn heard(&mut self, response: &ResponseCapsule) -> Result<TargetNews, SessionError> {
         const UNASKED: SessionError =
             SessionError::Protocol("an answer to a command that was not sent");
         let Some(Question { command, .. }) = self.question.take() else { return Err(UNASKED) };
@@ -85,8 +85,8 @@ impl AdminChannel {
             reply = Reply { status: sealed.status, value: sealed.value, payload };
         }
         match reply.status {
-            Status::Ok => entry_of(&reply.payload).map(News::Volume),
-            Status::VolumeGone | Status::NoSuchVolume => Ok(News::Gone),
+            Status::Ok => entry_of(&reply.payload).map(TargetNews::Volume),
+            Status::VolumeGone | Status::NoSuchVolume => Ok(TargetNews::Gone),
             // A new session learns it from OPEN.
             status => Err(SessionError::Status {
                 what: "asking how the volume changed".to_owned(),

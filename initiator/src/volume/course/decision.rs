@@ -59,7 +59,7 @@ impl Facts {
 
 /// The state of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum CourseState {
     /// Requests are served.
     Connected,
     /// Requests wait.
@@ -77,7 +77,7 @@ pub enum State {
 /// An act that the caller carries out now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Connect, log in, open, settle on [`Verdict::Settle`], connect the queues. Call
+    /// Connect, log in, open, settle on [`OpenVerdict::Settle`], connect the queues. Call
     /// `Course::logged_in`, `Course::opened` or `Course::fenced`, and at last `Course::arrived` or
     /// `Course::failed`. There is one try at a time.
     Try(Attempt),
@@ -122,7 +122,7 @@ pub enum Leaving {
 
 /// The kind of a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Loss {
+pub enum LossKind {
     /// A connection died, or was silent.
     Path,
     /// The path is remade with fewer features.
@@ -140,7 +140,7 @@ pub enum Failure {
 
 /// The reply to an OPEN, judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum OpenVerdict {
     /// Connect the queues.
     Go,
     /// First settle the acknowledged writes: the verifier changed.

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Leaving, Loss};
+use super::{Leaving, LossKind};
 
 /// Good probes in a row before the mount goes back to an address.
 const GOOD_PROBES: u32 = 2;
@@ -114,12 +114,12 @@ impl Failback {
         &mut self,
         address: usize,
         lasted: Duration,
-        loss: Loss,
+        loss: LossKind,
         leaving: Option<Leaving>,
     ) {
         self.under_way = None;
         self.good.fill(0);
-        if self.back == Some(address) && loss == Loss::Path {
+        if self.back == Some(address) && loss == LossKind::Path {
             if lasted >= STEADY {
                 self.falls = 0;
             } else if leaving.is_none() {

@@ -36,7 +36,7 @@ use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags}
 use failback::{Failback, Probed};
 use rounds::Rounds;
 
-pub use decision::{Act, Attempt, Facts, Failure, Loss, Rules, State, Verdict};
+pub use decision::{Act, Attempt, CourseState, Facts, Failure, LossKind, OpenVerdict, Rules};
 pub(crate) use decision::{Arrival, Leaving, OtherTarget};
 
 /// A session that lived at least so long is followed by a new round at once.
@@ -60,7 +60,7 @@ const UPGRADE_STAY: Duration = Duration::from_secs(3);
 
 /// A running try and its progress.
 #[derive(Clone, Debug)]
-struct UnderWay {
+struct RunningTry {
     attempt: Attempt,
     since: Instant,
     instance: Option<InstanceId>,
@@ -81,7 +81,7 @@ struct Switch {
 pub struct Course {
     rules: Rules,
     facts: Facts,
-    state: State,
+    state: CourseState,
     // The address in use, or last in use.
     address: usize,
     connected_at: Instant,
@@ -92,7 +92,7 @@ pub struct Course {
     soon_until: Option<Instant>,
     // The end of the time in which only the address in use is tried: the target is being upgraded.
     stay_until: Option<Instant>,
-    under_way: Option<UnderWay>,
+    under_way: Option<RunningTry>,
     switch: Option<Switch>,
     failback: Failback,
 }
@@ -102,8 +102,8 @@ impl Course {
     #[must_use]
     pub fn connected(rules: Rules, facts: Facts, address: usize, now: Instant) -> Self {
         let mut course = Self::lost(rules, facts, now);
-        if course.state == State::Lost {
-            course.state = State::Connected;
+        if course.state == CourseState::Lost {
+            course.state = CourseState::Connected;
             course.address = address;
             course.lost_at = None;
             course.retry_at = None;
@@ -122,7 +122,7 @@ impl Course {
         Self {
             rules,
             facts,
-            state: if is_fenced { State::Fenced } else { State::Lost },
+            state: if is_fenced { CourseState::Fenced } else { CourseState::Lost },
             address: 0,
             connected_at: now,
             lost_at: Some(now),
@@ -138,7 +138,7 @@ impl Course {
 
     /// Sets the first address to try: the one that was in use. Call it only before the first try.
     pub(crate) fn prefer(&mut self, address: usize) {
-        if self.state == State::Lost
+        if self.state == CourseState::Lost
             && self.under_way.is_none()
             && address < self.rounds.addresses()
         {
@@ -161,7 +161,7 @@ impl Course {
 
     /// The state of the mount.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> CourseState {
         self.state
     }
 
@@ -186,15 +186,15 @@ impl Course {
     /// Whether no act will ever be due again.
     #[must_use]
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.state, State::Fenced | State::Changed)
+        matches!(self.state, CourseState::Fenced | CourseState::Changed)
     }
 
     /// The next act, if one is due. Call it until it returns `None`.
     pub fn due(&mut self, now: Instant, random: u64) -> Option<Act> {
         match self.state {
-            State::Connected => self.due_connected(now, random),
-            State::Lost | State::Failing | State::Removed => self.due_lost(now),
-            State::Fenced | State::Changed => None,
+            CourseState::Connected => self.due_connected(now, random),
+            CourseState::Lost | CourseState::Failing | CourseState::Removed => self.due_lost(now),
+            CourseState::Fenced | CourseState::Changed => None,
         }
     }
 
@@ -203,17 +203,17 @@ impl Course {
     #[must_use]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.state {
-            State::Connected => match self.switch {
+            CourseState::Connected => match self.switch {
                 // The hold itself, or the end of a quiet one, is due now.
                 Some(Switch { until, holding: true, quiet: false, .. }) => Some(until),
                 Some(_) => Some(self.connected_at),
                 None => self.probe_at(),
             },
-            State::Lost | State::Failing | State::Removed => {
+            CourseState::Lost | CourseState::Failing | CourseState::Removed => {
                 let retry = if self.under_way.is_some() { None } else { self.retry_at };
                 [retry, self.fails_at()].into_iter().flatten().min()
             }
-            State::Fenced | State::Changed => None,
+            CourseState::Fenced | CourseState::Changed => None,
         }
     }
 
@@ -230,13 +230,13 @@ impl Course {
             return None;
         }
         let leaving = switch.leaving;
-        self.leave(Loss::Path, now, random);
+        self.leave(LossKind::Path, now, random);
         Some(Act::Leave(leaving))
     }
 
     fn due_lost(&mut self, now: Instant) -> Option<Act> {
         if self.fails_at().is_some_and(|at| now >= at) {
-            self.state = State::Failing;
+            self.state = CourseState::Failing;
             return Some(Act::Fail);
         }
         if self.under_way.is_some() || self.retry_at.is_none_or(|at| now < at) {
@@ -253,28 +253,28 @@ impl Course {
             generation: self.facts.volume.generation,
             limit: self.rules.try_limit(),
         };
-        self.under_way = Some(UnderWay { attempt, since: now, instance: None, opened: None });
+        self.under_way = Some(RunningTry { attempt, since: now, instance: None, opened: None });
         Some(Act::Try(attempt))
     }
 
     fn fails_at(&self) -> Option<Instant> {
         match (self.state, self.lost_at, self.rules.fail_after) {
-            (State::Lost, Some(at), Some(after)) => at.checked_add(after),
+            (CourseState::Lost, Some(at), Some(after)) => at.checked_add(after),
             _ => None,
         }
     }
 
     /// The target is lost. For a connected mount only.
-    pub fn lose(&mut self, loss: Loss, now: Instant, random: u64) {
-        if self.state == State::Connected {
+    pub fn lose(&mut self, loss: LossKind, now: Instant, random: u64) {
+        if self.state == CourseState::Connected {
             self.leave(loss, now, random);
         }
     }
 
-    fn leave(&mut self, loss: Loss, now: Instant, random: u64) {
+    fn leave(&mut self, loss: LossKind, now: Instant, random: u64) {
         let lasted = now.saturating_duration_since(self.connected_at);
         let leaving = self.switch.take().map(|switch| switch.leaving);
-        self.state = State::Lost;
+        self.state = CourseState::Lost;
         self.lost_at = Some(now);
         self.failback.path_ended(self.address, lasted, loss, leaving);
         let mut at_once = lasted >= LASTING;
@@ -289,7 +289,7 @@ impl Course {
                 self.stay_until = (self.rules.addresses > 1).then(|| now + UPGRADE_STAY);
                 at_once = true;
             }
-            (None, Loss::Renegotiate) => {
+            (None, LossKind::Renegotiate) => {
                 self.rounds.prefer(self.address);
                 at_once = true;
             }
@@ -299,7 +299,7 @@ impl Course {
                 // at another address.
                 at_once = self.rules.addresses > 1;
             }
-            (None, Loss::Path) => self.rounds.suspect_only(self.address),
+            (None, LossKind::Path) => self.rounds.suspect_only(self.address),
         }
         if lasted >= LASTING {
             self.rounds.restart();
@@ -370,8 +370,8 @@ impl Course {
     }
 
     /// The try has opened the volume. Returns the next step.
-    pub fn opened(&mut self, volume: &OpenReply) -> Verdict {
-        let Some(under_way) = &mut self.under_way else { return Verdict::Go };
+    pub fn opened(&mut self, volume: &OpenReply) -> OpenVerdict {
+        let Some(under_way) = &mut self.under_way else { return OpenVerdict::Go };
         let known = self.facts.volume;
         let is_same = volume.block_size == known.block_size && volume.uuid == known.uuid;
         let another_run =
@@ -384,13 +384,13 @@ impl Course {
             None
         };
         if let Some(how) = how {
-            self.end(State::Changed);
-            return Verdict::Changed(how);
+            self.end(CourseState::Changed);
+            return OpenVerdict::Changed(how);
         }
         // The target records the generation even if the try fails later.
         self.facts.volume.generation = volume.generation;
         under_way.opened = Some(*volume);
-        if volume.verifier == known.verifier { Verdict::Go } else { Verdict::Settle }
+        if volume.verifier == known.verifier { OpenVerdict::Go } else { OpenVerdict::Settle }
     }
 
     /// Takes an entry about the open volume from the target. Returns whether it is the same volume.
@@ -406,9 +406,9 @@ impl Course {
     /// The target serves the volume no longer. A connected mount has lost it; otherwise call
     /// [`Self::missing`].
     pub fn removed(&mut self, now: Instant, random: u64) {
-        if self.state == State::Connected {
-            self.leave(Loss::Path, now, random);
-            self.state = State::Removed;
+        if self.state == CourseState::Connected {
+            self.leave(LossKind::Path, now, random);
+            self.state = CourseState::Removed;
         }
     }
 
@@ -418,9 +418,9 @@ impl Course {
     pub fn missing(&mut self) -> bool {
         let Some(under_way) = &self.under_way else { return false };
         let is_same_run = under_way.instance == Some(self.facts.instance);
-        let is_news = matches!(self.state, State::Lost | State::Failing) && is_same_run;
+        let is_news = matches!(self.state, CourseState::Lost | CourseState::Failing) && is_same_run;
         if is_news {
-            self.state = State::Removed;
+            self.state = CourseState::Removed;
         }
         is_news
     }
@@ -429,11 +429,11 @@ impl Course {
     pub fn fenced(&mut self, by: impl Into<String>) {
         if !self.is_over() {
             self.facts.fenced = Some(by.into());
-            self.end(State::Fenced);
+            self.end(CourseState::Fenced);
         }
     }
 
-    fn end(&mut self, state: State) {
+    fn end(&mut self, state: CourseState) {
         self.state = state;
         self.under_way = None;
         self.retry_at = None;
@@ -460,10 +460,10 @@ impl Course {
         let arrival = Arrival {
             address: under_way.attempt.address,
             stalled: now.saturating_duration_since(lost_at),
-            was_failing: matches!(self.state, State::Failing | State::Removed),
+            was_failing: matches!(self.state, CourseState::Failing | CourseState::Removed),
             verifier_changed,
         };
-        self.state = State::Connected;
+        self.state = CourseState::Connected;
         self.address = arrival.address;
         self.connected_at = now;
         self.rounds.set_suspect(arrival.address, false);
@@ -479,7 +479,7 @@ impl Course {
 
     /// The try under way failed.
     pub fn failed(&mut self, why: Failure, now: Instant, random: u64) {
-        let Some(UnderWay { attempt, since, .. }) = self.under_way.take() else { return };
+        let Some(RunningTry { attempt, since, .. }) = self.under_way.take() else { return };
         // A silent address would make every round as long as its limit.
         let is_silent = now.saturating_duration_since(since) >= attempt.limit / 2;
         self.rounds.set_suspect(attempt.address, is_silent);
@@ -514,7 +514,7 @@ impl Course {
     }
 
     fn plan(&mut self, leaving: Leaving, hold: Duration, now: Instant) {
-        if self.state != State::Connected {
+        if self.state != CourseState::Connected {
             return;
         }
         let until = now + hold;

@@ -104,7 +104,7 @@ impl Way {
     }
 
     fn lose(&mut self) {
-        self.course.lose(Loss::Path, self.now, u64::MAX);
+        self.course.lose(LossKind::Path, self.now, u64::MAX);
     }
 
     fn fail(&mut self) {
@@ -115,7 +115,7 @@ impl Way {
     fn arrive(&mut self, attempt: Attempt) -> Arrival {
         let (session, epoch) = attempt.resume.unwrap_or((SessionId([2; 16]), Epoch(1)));
         self.course.logged_in(&login(session, epoch)).unwrap();
-        assert_eq!(self.course.opened(&volume()), Verdict::Go);
+        assert_eq!(self.course.opened(&volume()), OpenVerdict::Go);
         self.course.arrived(self.now).expect("an arrival")
     }
 }
@@ -126,7 +126,7 @@ fn a_lost_path_is_tried_again_at_once_and_then_with_growing_pauses() {
     assert_eq!(way.due(), None);
     assert_eq!(way.course.deadline(), None, "one address: nothing to go back to");
     way.after(ms(60_000)).lose();
-    assert_eq!(way.course.state(), State::Lost);
+    assert_eq!(way.course.state(), CourseState::Lost);
     let first = way.attempt();
     assert_eq!(first.resume, Some((SESSION, Epoch(2))));
     assert_eq!(first.generation, Generation(5));
@@ -230,7 +230,7 @@ fn a_session_that_does_not_last_is_a_failed_try() {
     assert_eq!(way.attempt().address, 0);
     // A remade path with fewer features is no failure: try at once, at this address.
     let mut way = Way::connected(rules(2));
-    way.course.lose(Loss::Renegotiate, way.now, 0);
+    way.course.lose(LossKind::Renegotiate, way.now, 0);
     assert_eq!(way.attempt().address, 0);
 }
 
@@ -272,14 +272,14 @@ fn fenced_is_final() {
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     way.course.fenced("held by b");
-    assert_eq!(way.course.state(), State::Fenced);
+    assert_eq!(way.course.state(), CourseState::Fenced);
     assert_eq!(way.course.facts().fenced.as_deref(), Some("held by b"));
     assert_eq!(way.course.arrived(way.now), None);
     way.after(ms(100_000)).fail();
     assert_eq!((way.due(), way.course.deadline()), (None, None));
     // The next process inherits this.
     let mut next = Course::connected(rules(2), way.course.facts().clone(), 0, way.now);
-    assert_eq!(next.state(), State::Fenced);
+    assert_eq!(next.state(), CourseState::Fenced);
     assert_eq!((next.due(way.now, 0), next.deadline()), (None, None));
 }
 
@@ -288,22 +288,22 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
     let memory = |flags| OpenReply { flags, ..volume() };
     let ephemeral = VolumeFlags::default().with(VolumeFlags::EPHEMERAL, true);
     for (reply, instance, verdict) in [
-        (volume(), 1, Verdict::Go),
-        (volume(), 2, Verdict::Go),
-        (memory(ephemeral), 1, Verdict::Go),
-        (memory(ephemeral), 2, Verdict::Changed("was in the memory of a target that ended")),
-        (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, Verdict::Settle),
-        (OpenReply { blocks: BlockCount(1023), ..volume() }, 1, Verdict::Go),
-        (OpenReply { blocks: BlockCount(4096), ..volume() }, 2, Verdict::Go),
+        (volume(), 1, OpenVerdict::Go),
+        (volume(), 2, OpenVerdict::Go),
+        (memory(ephemeral), 1, OpenVerdict::Go),
+        (memory(ephemeral), 2, OpenVerdict::Changed("was in the memory of a target that ended")),
+        (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, OpenVerdict::Settle),
+        (OpenReply { blocks: BlockCount(1023), ..volume() }, 1, OpenVerdict::Go),
+        (OpenReply { blocks: BlockCount(4096), ..volume() }, 2, OpenVerdict::Go),
         (
             OpenReply { uuid: [8; 16], ..volume() },
             1,
-            Verdict::Changed("came back as another volume or block size"),
+            OpenVerdict::Changed("came back as another volume or block size"),
         ),
         (
             OpenReply { block_size: BlockSize::new(512).unwrap(), ..volume() },
             1,
-            Verdict::Changed("came back as another volume or block size"),
+            OpenVerdict::Changed("came back as another volume or block size"),
         ),
     ] {
         let mut way = Way::lost(rules(1));
@@ -312,14 +312,14 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
         way.course.logged_in(&login).unwrap();
         assert_eq!(way.course.opened(&reply), verdict);
         match verdict {
-            Verdict::Changed(_) => {
-                assert_eq!(way.course.state(), State::Changed);
+            OpenVerdict::Changed(_) => {
+                assert_eq!(way.course.state(), CourseState::Changed);
                 assert_eq!((way.due(), way.course.deadline()), (None, None));
             }
             _ => {
                 assert_eq!(way.course.facts().volume, volume(), "not before the end");
                 let arrival = way.course.arrived(way.now).unwrap();
-                assert_eq!(arrival.verifier_changed, verdict == Verdict::Settle);
+                assert_eq!(arrival.verifier_changed, verdict == OpenVerdict::Settle);
                 assert_eq!(way.course.facts().volume, reply);
                 assert_eq!(way.course.facts().instance, login.instance);
             }
@@ -357,7 +357,7 @@ fn a_volume_may_grow_and_become_read_only_but_its_writes_stay_to_be_flushed() {
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     let opened = OpenReply { flags: is(true, false), blocks: BlockCount(9), ..volume() };
-    assert_eq!(way.course.opened(&opened), Verdict::Go);
+    assert_eq!(way.course.opened(&opened), OpenVerdict::Go);
     way.course.arrived(way.now).unwrap();
     assert_eq!(way.course.facts().volume, OpenReply { flags: is(true, true), ..opened });
 }
@@ -367,19 +367,19 @@ fn requests_fail_while_the_volume_is_removed_and_go_on_when_it_is_back() {
     let mut way = Way::connected(rules(1));
     way.after(ms(5000));
     way.course.removed(way.now, 0);
-    assert_eq!(way.course.state(), State::Removed);
+    assert_eq!(way.course.state(), CourseState::Removed);
     assert!(!way.course.is_over());
     // The volume is still missing.
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     assert!(!way.course.missing(), "no news");
     way.fail();
-    assert_eq!(way.course.state(), State::Removed);
+    assert_eq!(way.course.state(), CourseState::Removed);
     way.after(ms(20_000));
     let attempt = way.attempt();
     assert_eq!(attempt.generation, volume().generation);
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
-    assert_eq!(way.course.opened(&volume()), Verdict::Go);
+    assert_eq!(way.course.opened(&volume()), OpenVerdict::Go);
     assert!(way.course.arrived(way.now).unwrap().was_failing);
 }
 
@@ -393,7 +393,7 @@ fn a_volume_is_removed_if_the_same_run_of_the_target_had_it() {
         let login = LoginReply { instance: InstanceId([instance; 16]), ..login };
         way.course.logged_in(&login).unwrap();
         assert_eq!(way.course.missing(), is_removed);
-        let state = if is_removed { State::Removed } else { State::Lost };
+        let state = if is_removed { CourseState::Removed } else { CourseState::Lost };
         way.fail();
         assert_eq!(way.course.state(), state, "a target that starts may have it soon");
     }
@@ -418,13 +418,13 @@ fn requests_fail_after_a_while_and_wait_again_when_the_target_is_back() {
     way.attempt();
     assert_eq!(way.sleep(), ms(3000), "also while a try is under way");
     assert_eq!(way.due(), Some(Act::Fail));
-    assert_eq!(way.course.state(), State::Failing);
+    assert_eq!(way.course.state(), CourseState::Failing);
     assert_eq!(way.due(), None, "once");
     way.fail();
     way.sleep();
     let attempt = way.attempt();
     assert!(way.arrive(attempt).was_failing);
-    assert_eq!(way.course.state(), State::Connected);
+    assert_eq!(way.course.state(), CourseState::Connected);
 }
 
 #[test]
@@ -556,7 +556,7 @@ fn a_better_address_is_looked_for_at_once_after_a_start_of_the_target() {
         let (session, epoch) = (SessionId([2; 16]), Epoch(1));
         let login = LoginReply { instance: InstanceId(instance), ..login(session, epoch) };
         way.course.logged_in(&login).unwrap();
-        assert_eq!(way.course.opened(&volume()), Verdict::Go);
+        assert_eq!(way.course.opened(&volume()), OpenVerdict::Go);
         way.course.arrived(way.now).expect("an arrival");
         assert_eq!((way.course.address(), way.due()), (1, None));
         way
@@ -658,7 +658,7 @@ proptest! {
                 Event::Wait(time) => now += ms(u64::from(time)),
                 Event::WaitDeadline => now = course.deadline().map_or(now, |at| at.max(now)),
                 Event::Lose(path) => {
-                    let loss = if path { Loss::Path } else { Loss::Renegotiate };
+                    let loss = if path { LossKind::Path } else { LossKind::Renegotiate };
                     course.lose(loss, now, random);
                 }
                 Event::Login { other, low } => {
@@ -688,10 +688,10 @@ proptest! {
                     };
                     let verdict = course.opened(&reply);
                     if trying.is_some() {
-                        prop_assert_eq!(matches!(verdict, Verdict::Changed(_)), changed);
+                        prop_assert_eq!(matches!(verdict, OpenVerdict::Changed(_)), changed);
                         if changed {
                             trying = None;
-                            prop_assert_eq!(course.state(), State::Changed);
+                            prop_assert_eq!(course.state(), CourseState::Changed);
                         } else {
                             newest = reply.generation;
                             has_opened = true;
@@ -703,7 +703,7 @@ proptest! {
                     prop_assert_eq!(arrival.is_some(), trying.is_some() && has_opened);
                     if arrival.is_some() {
                         trying = None;
-                        prop_assert_eq!(course.state(), State::Connected);
+                        prop_assert_eq!(course.state(), CourseState::Connected);
                     }
                 }
                 Event::Fail(gone) => {
@@ -719,7 +719,7 @@ proptest! {
                 Event::Removed => {
                     course.removed(now, random);
                     if course.missing() {
-                        prop_assert_eq!(course.state(), State::Removed);
+                        prop_assert_eq!(course.state(), CourseState::Removed);
                     }
                 }
                 Event::Drain => course.draining(now),
@@ -745,24 +745,24 @@ proptest! {
                         trying = Some(attempt);
                         has_opened = false;
                     }
-                    Act::Fail => prop_assert_eq!(course.state(), State::Failing),
+                    Act::Fail => prop_assert_eq!(course.state(), CourseState::Failing),
                     Act::Hold => prop_assert!(course.is_holding()),
-                    Act::Leave(_) => prop_assert_eq!(course.state(), State::Lost),
+                    Act::Leave(_) => prop_assert_eq!(course.state(), CourseState::Lost),
                     Act::Probe(at) => prop_assert!(at < course.address),
                 }
             }
             let deadline = course.deadline();
             prop_assert!(deadline.is_none_or(|at| at > now), "nothing that is due is left");
             match course.state() {
-                State::Lost | State::Failing | State::Removed => {
+                CourseState::Lost | CourseState::Failing | CourseState::Removed => {
                     prop_assert!(trying.is_some() || deadline.is_some(), "lost and idle");
                     prop_assert!(course.lost_at().is_some());
                 }
-                State::Connected => {
+                CourseState::Connected => {
                     prop_assert!(trying.is_none() && course.lost_at().is_none());
                     prop_assert!(!course.is_holding() || deadline.is_some(), "held for ever");
                 }
-                State::Fenced | State::Changed => prop_assert!(deadline.is_none()),
+                CourseState::Fenced | CourseState::Changed => prop_assert!(deadline.is_none()),
             }
         }
     }

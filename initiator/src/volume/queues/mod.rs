@@ -16,7 +16,7 @@ use crate::engine::durability::{Durability, Ledger};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
 use crate::engine::{MountTimes, QueueCounts, QueueStats};
-use crate::queue::{FromQueue, Posted, QueueHandle, TargetParts, ToQueue};
+use crate::queue::{FromQueue, MailFate, QueueHandle, TargetParts, ToQueue};
 
 /// The queue threads of a mount, by the number of their queue.
 #[derive(Debug, Default)]
@@ -248,7 +248,7 @@ impl Queues {
 impl Thread {
     fn post(&mut self, message: ToQueue) {
         let Some(handle) = &self.handle else { return };
-        let Posted { is_taken, paths } = message.post(&handle.mail);
+        let MailFate { is_taken, paths } = message.post(&handle.mail);
         self.paths = self.paths.saturating_sub(paths);
         if !is_taken {
             // The thread left, and reports it by `FromQueue::Stopped`.

@@ -18,7 +18,7 @@ use rblk_protocol::{
 use super::crowded::Crowded;
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
-use crate::engine::path::registering::Registering;
+use crate::engine::path::memory_registration::MemoryRegistration;
 use crate::engine::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
 use crate::volume::error::SessionError;
 
@@ -27,19 +27,19 @@ const READS_IN_MAX: u8 = 16;
 
 /// Connections with their CQ, before they are a path. If they do not become one they are destroyed,
 /// and nothing waits for that.
-struct Made {
+struct UnprovenLanes {
     connections: Vec<Connection>,
     proofs: Vec<LaneProof>,
     poller: Option<Box<dyn Poller>>,
 }
 
-impl Made {
+impl UnprovenLanes {
     fn take(&mut self) -> Option<(Box<dyn Poller>, Vec<Connection>)> {
         self.poller.take().map(|poller| (poller, std::mem::take(&mut self.connections)))
     }
 }
 
-impl Drop for Made {
+impl Drop for UnprovenLanes {
     fn drop(&mut self) {
         if let Some((poller, connections)) = self.take() {
             retire(connections, poller);
@@ -79,7 +79,7 @@ impl Lanes<'_> {
         queue: u16,
         wish: QueueWish,
         volume: VolumeHandle,
-        memory: Registering,
+        memory: MemoryRegistration,
     ) -> Result<Path, SessionError> {
         self.can_encrypt()?;
         let asked = self.hello(queue, wish);
@@ -90,7 +90,7 @@ impl Lanes<'_> {
         let (poller, handle) = self.pd.poller(entries)?;
         let first = self.connect_lane(&handle, sizes, &asked).await?;
         let Connected { connection, accept, proof } = first;
-        let mut made = Made {
+        let mut made = UnprovenLanes {
             connections: vec![connection],
             proofs: proof.into_iter().collect(),
             poller: Some(poller),
@@ -183,7 +183,7 @@ impl Lanes<'_> {
     /// commands carry no data.
     async fn add_lanes(
         &self,
-        made: &mut Made,
+        made: &mut UnprovenLanes,
         wish: QueueWish,
         poller: &PollerHandle,
         sizes: QpLimits,

@@ -21,7 +21,7 @@ use rblk_protocol::{
 use super::crowded::Crowded;
 use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_in, text_of};
 use crate::engine::path::QueueMemory;
-use crate::engine::path::registering::Early;
+use crate::engine::path::memory_registration::Early;
 use crate::engine::pulse::Pulse;
 use crate::volume::admin::AdminChannel;
 use crate::volume::error::SessionError;
@@ -45,7 +45,7 @@ pub(super) struct Login<'s> {
 
 /// A started session.
 #[derive(Debug)]
-pub(super) struct LoggedIn {
+pub(super) struct StartedSession {
     pub(super) admin: AdminChannel,
     pub(super) device: Device,
     pub(super) pd: ProtectionDomain,
@@ -82,7 +82,7 @@ impl Login<'_> {
     ///
     /// # Errors
     /// [`SessionError`].
-    pub(super) async fn run(&self) -> Result<LoggedIn, SessionError> {
+    pub(super) async fn run(&self) -> Result<StartedSession, SessionError> {
         let Some(credentials) = self.credentials else { return self.with(None).await };
         let mut lost = None;
         for target in credentials.target_keys() {
@@ -101,7 +101,7 @@ impl Login<'_> {
         SessionError::WrongTargetKey { address: self.address.to_string(), keys }
     }
 
-    async fn with(&self, keys: Option<Keys<'_>>) -> Result<LoggedIn, SessionError> {
+    async fn with(&self, keys: Option<Keys<'_>>) -> Result<StartedSession, SessionError> {
         let mut fresh = self.find_place(keys.is_some()).await?;
         let early = Early::begin(&fresh.pd, self.memory);
         let (reply, secret) = match keys {
@@ -113,7 +113,7 @@ impl Login<'_> {
         };
         let Fresh { mut admin, device, pd, .. } = fresh;
         admin.set_pulse(Pulse::of(self.options.detect));
-        Ok(LoggedIn { admin, device, pd, reply, secret, early })
+        Ok(StartedSession { admin, device, pd, reply, secret, early })
     }
 
     /// Makes the admin connection, and waits for room at the target if it must.

@@ -24,12 +24,12 @@ use rblk_protocol::{
 
 use super::admin::{AdminChannel, Reply};
 use super::error::SessionError;
-use crate::engine::path::registering::Early;
+use crate::engine::path::memory_registration::Early;
 use crate::engine::path::{Path, QueueMemory};
 use crate::engine::pulse::Pulse;
 pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
-use login::{LoggedIn, Login};
+use login::{Login, StartedSession};
 use volume_list::VolumeList;
 pub(crate) use wish::MESSAGES;
 pub use wish::{QueueWish, REPLAY_QUEUE};
@@ -50,7 +50,7 @@ pub struct HostIdentity {
 
 /// The way to open a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
+pub struct VolumeClaim {
     /// The access mode.
     pub mode: AccessMode,
     /// Fence the host that holds the volume.
@@ -60,7 +60,7 @@ pub struct Claim {
     pub generation: Generation,
 }
 
-impl From<AccessMode> for Claim {
+impl From<AccessMode> for VolumeClaim {
     /// A new mount that fences no host.
     fn from(mode: AccessMode) -> Self {
         Self { mode, take_over: false, generation: Generation::FRESH }
@@ -119,7 +119,7 @@ impl Session {
         memory: &[QueueMemory],
     ) -> Result<Self, SessionError> {
         let login = Login { address, options, host, credentials, resume, memory };
-        let LoggedIn { admin, device, pd, reply: login, secret, early } = login.run().await?;
+        let StartedSession { admin, device, pd, reply: login, secret, early } = login.run().await?;
         Ok(Self {
             address: address.clone(),
             admin,
@@ -197,9 +197,9 @@ impl Session {
     pub async fn open(
         &mut self,
         volume: &Name,
-        claim: impl Into<Claim>,
+        claim: impl Into<VolumeClaim>,
     ) -> Result<OpenReply, SessionError> {
-        let Claim { mode, take_over, generation } = claim.into();
+        let VolumeClaim { mode, take_over, generation } = claim.into();
         let request = OpenRequest { name: *volume, mode, take_over, generation };
         let timeout = self.options.timeout.max(QUIESCE_TIMEOUT);
         let reply = self

@@ -16,7 +16,7 @@ use rblk_initiator::engine::PathEnd;
 use rblk_initiator::engine::durability::retain::RetainRing;
 use rblk_initiator::engine::durability::{Durability, Ledger};
 use rblk_initiator::engine::pulse::Pulse;
-use rblk_initiator::volume::course::{Act, Attempt, Course, Facts, Loss, Rules};
+use rblk_initiator::volume::course::{Act, Attempt, Course, Facts, LossKind, Rules};
 use rblk_protocol::{Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
 use rblk_rig::inprocess::{QueueId, QueueOptions};
 use rblk_rig::seed::Random;
@@ -407,7 +407,7 @@ impl Process {
         let random = self.random.bits();
         self.drop_session(ground);
         if let Some(course) = &mut self.course {
-            course.lose(Loss::Path, now, random);
+            course.lose(LossKind::Path, now, random);
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rblk_config::{DigestWish, OnLoss};
 use rblk_initiator::engine::durability::retain::Piece;
 use rblk_initiator::volume::course::Failure;
-use rblk_initiator::volume::replay::{self, Outcome, Progress, Replayer};
+use rblk_initiator::volume::replay::{self, Progress, ReplayOutcome, Replayer};
 use rblk_initiator::volume::session::{QueueWish, REPLAY_QUEUE};
 use rblk_initiator::volume::settle::{self, Judgement};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
@@ -44,13 +44,13 @@ impl Process {
                 Arc::new(log.clone())
             }
             Judgement::Nothing | Judgement::Lost { .. } => {
-                self.settled(&judgement, Outcome::Durable, ground);
+                self.settled(&judgement, ReplayOutcome::Durable, ground);
                 return self.begin_queues(trying, ground);
             }
         };
         ground.moments.push(Moment::Settle);
         if log.pieces().is_empty() {
-            self.settled(&judgement, Outcome::Durable, ground);
+            self.settled(&judgement, ReplayOutcome::Durable, ground);
             return self.begin_queues(trying, ground);
         }
         let depth = QueueDepth::new(replay::DEPTH.min(self.plan.depth)).expect("a depth");
@@ -91,11 +91,11 @@ impl Process {
     }
 
     /// Settles both accounts: the product's, and the oracle's.
-    fn settled(&mut self, judgement: &Judgement, outcome: Outcome, ground: &mut Ground<'_>) {
+    fn settled(&mut self, judgement: &Judgement, outcome: ReplayOutcome, ground: &mut Ground<'_>) {
         judgement.settle(&self.durability, outcome);
         let owes = self.owes();
         let settled = match judgement {
-            Judgement::Rewrite { log, .. } if outcome == Outcome::Durable => {
+            Judgement::Rewrite { log, .. } if outcome == ReplayOutcome::Durable => {
                 let again = |block: usize| {
                     let block = block as u64;
                     let has = |p: &Piece| (p.lba.0..p.lba.0 + p.count.0).contains(&block);

@@ -11,7 +11,7 @@ use rblk_fabric::Region;
 use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::path::Path;
 use rblk_initiator::volume::admin::AdminChannel;
-use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, Verdict};
+use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, OpenVerdict};
 use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, HelloReject, HelloRequest, LoginReply, LoginRequest, Opcode,
@@ -292,12 +292,12 @@ impl Process {
                 trying.since = now;
                 let verdict = match &mut self.course {
                     Some(course) => course.opened(&volume),
-                    None => Verdict::Go,
+                    None => OpenVerdict::Go,
                 };
                 match verdict {
-                    Verdict::Go => self.begin_queues(trying, ground),
-                    Verdict::Settle => self.settle(trying, &volume, ground),
-                    Verdict::Changed(how) => Going::Changed(how),
+                    OpenVerdict::Go => self.begin_queues(trying, ground),
+                    OpenVerdict::Settle => self.settle(trying, &volume, ground),
+                    OpenVerdict::Changed(how) => Going::Changed(how),
                 }
             }
             _ => panic!("an unexpected answer: {status:?}"),

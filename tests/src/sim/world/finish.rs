@@ -73,9 +73,9 @@ impl World {
         let settled = |mount: &Mount| {
             let state = mount.process.as_ref().and_then(|p| p.course()).map(|c| c.state());
             let right = match state {
-                Some(course::State::Connected) => !mount.fenced,
+                Some(course::CourseState::Connected) => !mount.fenced,
                 // The new holder may have gone before it had the volume.
-                Some(course::State::Fenced) => mount.threatened,
+                Some(course::CourseState::Fenced) => mount.threatened,
                 _ => false,
             };
             right && mount.kernel.requests().is_empty()

@@ -46,7 +46,7 @@ impl Mount {
     /// Whether it has lost the volume for good.
     pub(super) fn is_out(&self) -> bool {
         let course = self.process.as_ref().and_then(|process| process.course());
-        self.fenced || course.is_some_and(|course| course.state() == course::State::Fenced)
+        self.fenced || course.is_some_and(|course| course.state() == course::CourseState::Fenced)
     }
 
     pub(super) fn is_hasty(&self) -> bool {

@@ -47,7 +47,7 @@ pub(super) const REGISTER: Command = Command(abi::CMD_REG_BUF, "REG_BUF");
 pub(super) const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
 
 /// The end of a command, before its errno is interpreted.
-pub(super) enum Ended {
+pub(super) enum CommandEnd {
     /// The driver answered: 0 or more, or a negative errno.
     Answered(i32),
     /// The command was cancelled at its deadline and is over.
@@ -103,13 +103,13 @@ impl Control {
         let raw = Box::into_raw(Box::new(payload));
         let header = CtrlCmd { addr: raw as u64, len: narrow(size_of::<T>()), ..header };
         let ended = self.issue(command, header, deadline, &mut |_| false);
-        if !matches!(ended, Ok(Ended::Running)) {
+        if !matches!(ended, Ok(CommandEnd::Running)) {
             // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted),
             // so the kernel does not use the memory any more. T is a Payload: any bytes from the
             // kernel are valid.
             let answer = unsafe { *Box::from_raw(raw) };
             return match ended? {
-                Ended::Answered(result) => match u32::try_from(result) {
+                CommandEnd::Answered(result) => match u32::try_from(result) {
                     Ok(number) => Ok((number, answer)),
                     Err(_) => Err(refusal(command, header.dev_id, -result)),
                 },
@@ -128,7 +128,7 @@ impl Control {
         header: CtrlCmd,
         step: Duration,
         more: &mut dyn FnMut(Duration) -> bool,
-    ) -> Result<Ended> {
+    ) -> Result<CommandEnd> {
         self.issued += 1;
         let user_data = self.issued;
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command.0)
@@ -139,7 +139,7 @@ impl Control {
         let begin = Instant::now();
         loop {
             if let Some(result) = self.wait(user_data, step)? {
-                return Ok(Ended::Answered(result));
+                return Ok(CommandEnd::Answered(result));
             }
             if !more(begin.elapsed()) {
                 break;
@@ -149,11 +149,11 @@ impl Control {
         self.push(&cancel.into())?;
         match self.wait(user_data, CANCEL_GRACE) {
             Ok(Some(result)) if result == -libc::EINTR || result == -libc::ECANCELED => {
-                Ok(Ended::Cancelled)
+                Ok(CommandEnd::Cancelled)
             }
-            Ok(Some(result)) => Ok(Ended::Answered(result)),
+            Ok(Some(result)) => Ok(CommandEnd::Answered(result)),
             // Without an answer, for any reason, the command must count as running.
-            Ok(None) | Err(_) => Ok(Ended::Running),
+            Ok(None) | Err(_) => Ok(CommandEnd::Running),
         }
     }
 
@@ -215,12 +215,12 @@ pub(super) fn timeout(
 }
 
 /// The meaning of the end of a command without a buffer.
-fn answered(command: Command, id: u32, ended: Ended, waited: Duration) -> Result<()> {
+fn answered(command: Command, id: u32, ended: CommandEnd, waited: Duration) -> Result<()> {
     match ended {
-        Ended::Answered(result) if result >= 0 => Ok(()),
-        Ended::Answered(result) => Err(refusal(command, id, -result)),
-        Ended::Cancelled => Err(timeout(command, id, waited, false)),
-        Ended::Running => Err(timeout(command, id, waited, true)),
+        CommandEnd::Answered(result) if result >= 0 => Ok(()),
+        CommandEnd::Answered(result) => Err(refusal(command, id, -result)),
+        CommandEnd::Cancelled => Err(timeout(command, id, waited, false)),
+        CommandEnd::Running => Err(timeout(command, id, waited, true)),
     }
 }
 

@@ -24,9 +24,9 @@ use self::command::{
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
+use super::disk_params::{DeviceSpec, DiskParams, PARAMS_LEN};
 use super::error::{Result, UblkError, kernel_release};
 use super::feature::Features;
-use super::params::{DeviceSpec, DiskParams, PARAMS_LEN};
 use super::token::DeviceToken;
 
 pub use self::info::{DeviceInfo, DeviceState};
@@ -157,10 +157,10 @@ impl Control {
     /// The device was made without [`Features::SHMEM_ZC`], the memory has more than 4 GiB, or other
     /// memory of the device has the same pages.
     pub(crate) fn register(&mut self, id: u32, memory: &Region) -> Result<u32> {
-        let buffer = abi::SharedBuffer {
+        let buffer = abi::ShmemBufReg {
             addr: memory.address(),
             len: wide64(memory.len()),
-            ..abi::SharedBuffer::default()
+            ..abi::ShmemBufReg::default()
         };
         let (index, _) = self.exchange_for_number(REGISTER, header(id), buffer, PINNING)?;
         Ok(index)

@@ -1,9 +1,9 @@
-//! [`Queue`]: the data side of one hardware queue, owned by one thread.
+//! [`UblkQueue`]: the data side of one hardware queue, owned by one thread.
 //!
 //! A tag is with the kernel (a fetch is queued or pending) or with the caller (a request was
 //! delivered and is not completed). `fetch_all` gives every tag to the kernel; an
-//! [`Event::Request`] gives one to the caller; `complete` gives it back, with a command of its own
-//! for each tag. The driver copies data in this thread only: write data before a request is
+//! [`UblkEvent::Request`] gives one to the caller; `complete` gives it back, with a command of its
+//! own for each tag. The driver copies data in this thread only: write data before a request is
 //! delivered, read data while a completion is submitted. So a buffer belongs to the caller exactly
 //! while the tag does. After the queue is dropped, the driver touches no buffer.
 //!
@@ -11,9 +11,9 @@
 //! thread has one place to sleep in.
 
 mod descriptors;
-mod ring;
 mod tag_command;
 mod tags;
+mod ublk_ring;
 mod watches;
 
 use std::marker::PhantomData;
@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use io_uring::{cqueue, squeue, types};
 
-pub(crate) use self::ring::RingMode;
+pub(crate) use self::ublk_ring::RingMode;
 
 use self::descriptors::Descriptors;
-use self::ring::{Ring, RingCounts};
-use self::tag_command::Answer;
-use self::tags::{Asked, Tags};
-use self::watches::Watches;
+use self::tag_command::TagCompletion;
+use self::tags::{TagRequest, Tags};
+use self::ublk_ring::{RingCounts, UblkRing};
+use self::watches::DescriptorPolls;
 use rblk_protocol::width::wide;
 
 use super::abi;
@@ -37,7 +37,7 @@ use super::buffers::Buffers;
 use super::device::{CharNode, QueueConfig};
 use super::error::{Result, UblkError};
 use super::request::BlockRequest;
-use crate::queue::WatchToken;
+use crate::queue::DescriptorToken;
 
 /// Descriptors one queue can watch.
 pub(crate) const MAX_WATCHES: u8 = 8;
@@ -53,7 +53,7 @@ const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
 
 /// The sleep of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wait {
+pub enum TurnSleep {
     /// No sleep; a turn with nothing to submit and nothing to reap makes no system call.
     No,
     /// Until the first completion, or this long.
@@ -72,13 +72,13 @@ pub enum Wait {
 
 /// The events of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// A request; its tag and buffer are the caller's until [`Queue::complete`].
+pub enum UblkEvent {
+    /// A request; its tag and buffer are the caller's until [`UblkQueue::complete`].
     Request(u16, BlockRequest),
     /// A watched descriptor became readable, or was hung up. Edge-like: read until it would block.
-    Watch(WatchToken),
+    Watch(DescriptorToken),
     /// A watched descriptor cannot be watched any more (errno); its place is free.
-    WatchEnded(WatchToken, i32),
+    WatchEnded(DescriptorToken, i32),
     /// Sent once: the disk is being stopped or parked. Answer the held requests; the queue is
     /// [down](Queue::is_down) after that and can be dropped.
     Stopping,
@@ -89,7 +89,7 @@ pub enum Event {
 
 /// Counters of a queue. Plain numbers: the owner copies them to where other threads can read them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct QueueStats {
+pub struct UblkQueueStats {
     /// System calls made.
     pub enters: u64,
     /// System calls that were allowed to sleep.
@@ -110,15 +110,15 @@ pub struct QueueStats {
 }
 
 /// The data side of a hardware queue. Lives and dies on the thread that made it.
-pub struct Queue {
+pub struct UblkQueue {
     // Dropped first: with the ring go all commands of this queue, before the memory they name.
-    ring: Ring,
+    ring: UblkRing,
     descriptors: Descriptors,
     buffers: Buffers,
     // Bytes of each registered memory.
     shared: Arc<[u64]>,
     tags: Tags,
-    watches: Watches,
+    watches: DescriptorPolls,
     queue_id: u16,
     max_io_bytes: u32,
     stopping: bool,
@@ -128,7 +128,7 @@ pub struct Queue {
     _one_thread: PhantomData<*mut ()>,
 }
 
-/// Counts of requests and watches. The fields are those of [`QueueStats`].
+/// Counts of requests and watches. The fields are those of [`UblkQueueStats`].
 #[derive(Clone, Copy, Default, Debug)]
 struct RequestCounts {
     fetched: u64,
@@ -137,9 +137,9 @@ struct RequestCounts {
     watched: u64,
 }
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for UblkQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue")
+        f.debug_struct("UblkQueue")
             .field("queue_id", &self.queue_id)
             .field("mode", &self.mode())
             .field("tags", &self.tags)
@@ -149,7 +149,7 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-impl Queue {
+impl UblkQueue {
     /// Makes the queue of the calling thread. Allocates all it ever needs.
     ///
     /// # Errors
@@ -164,12 +164,12 @@ impl Queue {
             });
         }
         Ok(Self {
-            ring: Ring::new(*depth, node.raw_fd())?,
+            ring: UblkRing::new(*depth, node.raw_fd())?,
             descriptors: Descriptors::map(node, *queue_id, *depth)?,
             buffers,
             shared: Arc::default(),
             tags: Tags::new(*depth),
-            watches: Watches::new(),
+            watches: DescriptorPolls::new(),
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
             stopping: false,
@@ -200,10 +200,10 @@ impl Queue {
 
     /// Counters so far.
     #[must_use]
-    pub fn stats(&self) -> QueueStats {
+    pub fn stats(&self) -> UblkQueueStats {
         let RequestCounts { fetched, committed, rejected, watched } = self.counts;
         let RingCounts { enters, sleeps, retries, commands } = self.ring.counts();
-        QueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
+        UblkQueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
     }
 
     /// Whether the work is over: stopping, no request held, every completion submitted. Drop the
@@ -258,7 +258,7 @@ impl Queue {
     ///
     /// # Errors
     /// All places are taken, or the token is.
-    pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+    pub fn watch(&mut self, fd: RawFd, token: DescriptorToken) -> Result<()> {
         self.add_watch(fd, token, false)
     }
 
@@ -268,11 +268,11 @@ impl Queue {
     ///
     /// # Errors
     /// As [`Self::watch`].
-    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: DescriptorToken) -> Result<()> {
         self.add_watch(fd, token, true)
     }
 
-    fn add_watch(&mut self, fd: RawFd, token: WatchToken, asleep: bool) -> Result<()> {
+    fn add_watch(&mut self, fd: RawFd, token: DescriptorToken, asleep: bool) -> Result<()> {
         let armed = self
             .watches
             .add(fd, token, asleep)
@@ -284,7 +284,7 @@ impl Queue {
     }
 
     /// Removes a descriptor; its place is free after the next turn. Unknown tokens are ignored.
-    pub(crate) fn unwatch(&mut self, token: WatchToken) {
+    pub(crate) fn unwatch(&mut self, token: DescriptorToken) {
         if let Some(removal) = self.watches.remove(token) {
             self.push(&removal);
         }
@@ -310,7 +310,7 @@ impl Queue {
     /// # Errors
     /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
     #[inline]
-    pub fn enter(&mut self, wait: Wait) -> Result<()> {
+    pub fn enter(&mut self, wait: TurnSleep) -> Result<()> {
         if self.ring.may_sleep(wait) {
             while let Some(armed) = self.watches.arm_next() {
                 self.push(&armed);
@@ -322,7 +322,7 @@ impl Queue {
 
     /// The next event in the completion queue.
     #[inline]
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<UblkEvent> {
         loop {
             let entry = self.ring.next_completion()?;
             let event = match entry.user_data() & KIND_MASK {
@@ -337,39 +337,39 @@ impl Queue {
     }
 
     #[inline]
-    fn io_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+    fn io_event(&mut self, entry: &cqueue::Entry) -> Option<UblkEvent> {
         let tag =
             u16::try_from(entry.user_data()).ok().filter(|tag| self.tags.is_with_kernel(*tag));
         // The tag is the kernel's. A completion without a matching fetch is dropped.
         let tag = tag?;
-        match Answer::from_result(entry.result()) {
-            Answer::Request => self.delivered(tag),
-            Answer::Abort => {
+        match TagCompletion::from_result(entry.result()) {
+            TagCompletion::Request => self.delivered(tag),
+            TagCompletion::Abort => {
                 self.tags.lose(tag);
                 self.stop()
             }
-            Answer::Refused(errno) => {
+            TagCompletion::Refused(errno) => {
                 self.tags.lose(tag);
-                Some(Event::TagLost(tag, errno))
+                Some(UblkEvent::TagLost(tag, errno))
             }
         }
     }
 
     /// The disk is being stopped or parked; reported once.
-    fn stop(&mut self) -> Option<Event> {
+    fn stop(&mut self) -> Option<UblkEvent> {
         let first = !std::mem::replace(&mut self.stopping, true);
-        first.then_some(Event::Stopping)
+        first.then_some(UblkEvent::Stopping)
     }
 
     /// A tag of the kernel has a request.
     #[inline]
-    fn delivered(&mut self, tag: u16) -> Option<Event> {
+    fn delivered(&mut self, tag: u16) -> Option<UblkEvent> {
         match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes, &self.shared) {
             Ok(request) => {
                 let (data_len, has_data) = (request.data_len(), request.op.has_data());
-                self.tags.deliver(tag, Asked { data_len, has_data });
+                self.tags.deliver(tag, TagRequest { data_len, has_data });
                 self.counts.fetched += 1;
-                Some(Event::Request(tag, request))
+                Some(UblkEvent::Request(tag, request))
             }
             Err(bad) => {
                 // Answered here: the tag stays with the kernel.
@@ -380,12 +380,12 @@ impl Queue {
         }
     }
 
-    fn watch_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+    fn watch_event(&mut self, entry: &cqueue::Entry) -> Option<UblkEvent> {
         let (event, again) = self.watches.completed(entry);
         if let Some(again) = again {
             self.push(&again);
         }
-        self.counts.watched += u64::from(matches!(event, Some(Event::Watch(_))));
+        self.counts.watched += u64::from(matches!(event, Some(UblkEvent::Watch(_))));
         event
     }
 
@@ -398,10 +398,10 @@ impl Queue {
     }
 }
 
-/// The result for the driver, from the result of the caller. See [`Queue::complete`].
+/// The result for the driver, from the result of the caller. See [`UblkQueue::complete`].
 #[inline]
-fn driver_result(result: i32, asked: Asked) -> i32 {
-    let Asked { data_len, has_data } = asked;
+fn driver_result(result: i32, asked: TagRequest) -> i32 {
+    let TagRequest { data_len, has_data } = asked;
     match u32::try_from(result) {
         Err(_) => result,
         Ok(_) if !has_data => 0,
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn results_are_what_the_driver_can_use() {
         let result =
-            |result, data_len, has_data| driver_result(result, Asked { data_len, has_data });
+            |result, data_len, has_data| driver_result(result, TagRequest { data_len, has_data });
         assert_eq!(result(4096, 4096, true), 4096);
         assert_eq!(result(8192, 4096, true), 4096);
         assert_eq!(result(1000, 4096, true), 512);

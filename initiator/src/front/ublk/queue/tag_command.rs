@@ -7,7 +7,7 @@ use super::NODE;
 use crate::front::ublk::abi::{self, IoCmd};
 
 /// The meaning of the completion of a tag's command.
-pub(super) enum Answer {
+pub(super) enum TagCompletion {
     /// The tag's descriptor has a request.
     Request,
     /// No more requests will come.
@@ -16,7 +16,7 @@ pub(super) enum Answer {
     Refused(i32),
 }
 
-impl Answer {
+impl TagCompletion {
     #[inline]
     pub(super) fn from_result(result: i32) -> Self {
         match result {

@@ -5,16 +5,16 @@
 
 /// The holder of a tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Holder {
+enum TagHolder {
     /// The driver takes no command for the tag.
     Lost,
     Kernel,
-    Caller(Asked),
+    Caller(TagRequest),
 }
 
 /// The properties of a tag's request that its result depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Asked {
+pub(super) struct TagRequest {
     /// Bytes of data; 0 for a request without data.
     pub(super) data_len: u32,
     /// The request moves data.
@@ -24,7 +24,7 @@ pub(super) struct Asked {
 /// The tags of a queue. Invariant: `with_kernel` and `with_caller` count the holders.
 #[derive(Debug)]
 pub(super) struct Tags {
-    holders: Box<[Holder]>,
+    holders: Box<[TagHolder]>,
     with_kernel: u16,
     with_caller: u16,
 }
@@ -32,7 +32,7 @@ pub(super) struct Tags {
 impl Tags {
     /// A table of `depth` tags, none of them fetched.
     pub(super) fn new(depth: u16) -> Self {
-        let holders = vec![Holder::Lost; usize::from(depth)].into_boxed_slice();
+        let holders = vec![TagHolder::Lost; usize::from(depth)].into_boxed_slice();
         Self { holders, with_kernel: 0, with_caller: 0 }
     }
 
@@ -46,7 +46,7 @@ impl Tags {
         if self.with_kernel + self.with_caller > 0 {
             return false;
         }
-        self.holders.fill(Holder::Kernel);
+        self.holders.fill(TagHolder::Kernel);
         self.with_kernel = depth;
         true
     }
@@ -54,14 +54,14 @@ impl Tags {
     /// Whether the kernel has a tag: only then may a completion bring a request for it.
     #[inline]
     pub(super) fn is_with_kernel(&self, tag: u16) -> bool {
-        self.holders.get(usize::from(tag)) == Some(&Holder::Kernel)
+        self.holders.get(usize::from(tag)) == Some(&TagHolder::Kernel)
     }
 
     /// The kernel delivered a request: the tag, which was the kernel's, is the caller's.
     #[inline]
-    pub(super) fn deliver(&mut self, tag: u16, asked: Asked) {
+    pub(super) fn deliver(&mut self, tag: u16, asked: TagRequest) {
         debug_assert!(self.is_with_kernel(tag), "tag {tag} was delivered without a fetch");
-        self.holders[usize::from(tag)] = Holder::Caller(asked);
+        self.holders[usize::from(tag)] = TagHolder::Caller(asked);
         self.with_kernel -= 1;
         self.with_caller += 1;
     }
@@ -69,10 +69,10 @@ impl Tags {
     /// Gives a tag of the caller back to the kernel. Returns `None`, and changes nothing, if the
     /// caller does not have it.
     #[inline]
-    pub(super) fn give_back(&mut self, tag: u16) -> Option<Asked> {
+    pub(super) fn give_back(&mut self, tag: u16) -> Option<TagRequest> {
         let holder = self.holders.get_mut(usize::from(tag))?;
-        let Holder::Caller(asked) = *holder else { return None };
-        *holder = Holder::Kernel;
+        let TagHolder::Caller(asked) = *holder else { return None };
+        *holder = TagHolder::Kernel;
         self.with_caller -= 1;
         self.with_kernel += 1;
         Some(asked)
@@ -81,7 +81,7 @@ impl Tags {
     /// The driver ended the fetch of a tag that was the kernel's.
     pub(super) fn lose(&mut self, tag: u16) {
         debug_assert!(self.is_with_kernel(tag), "tag {tag} was lost without a fetch");
-        self.holders[usize::from(tag)] = Holder::Lost;
+        self.holders[usize::from(tag)] = TagHolder::Lost;
         self.with_kernel -= 1;
     }
 }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_tag_has_one_holder() {
-        let read = Asked { data_len: 4096, has_data: true };
+        let read = TagRequest { data_len: 4096, has_data: true };
         let mut tags = Tags::new(2);
         assert!(!tags.is_with_kernel(0), "not fetched");
         assert!(tags.fetch_all(2));

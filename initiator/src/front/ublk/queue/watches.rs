@@ -1,4 +1,5 @@
-//! [`Watches`]: the descriptors besides the node that wake a queue's thread, as polls of its ring.
+//! [`DescriptorPolls`]: the descriptors besides the node that wake a queue's thread, as polls of
+//! its ring.
 //!
 //! A watch has a place from its `add` to the end of its poll, which may come after its removal. The
 //! generation distinguishes late completions of the earlier watch of that place.
@@ -11,8 +12,8 @@ use std::os::fd::RawFd;
 
 use io_uring::{cqueue, opcode, squeue, types};
 
-use super::{Event, KIND_UNWATCH, KIND_WATCH, MAX_WATCHES};
-use crate::queue::WatchToken;
+use super::{KIND_UNWATCH, KIND_WATCH, MAX_WATCHES, UblkEvent};
+use crate::queue::DescriptorToken;
 
 const POLL_READ: u32 = libc::POLLIN.cast_unsigned() as u32;
 const POLL_ENDED: i32 = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as i32;
@@ -27,24 +28,24 @@ enum WatchState {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Watch {
+struct WatchedDescriptor {
     state: WatchState,
     asleep: bool,
     fd: RawFd,
-    token: WatchToken,
+    token: DescriptorToken,
     generation: u32,
 }
 
 #[derive(Debug)]
-pub(super) struct Watches {
-    places: [Watch; MAX_WATCHES as usize],
+pub(super) struct DescriptorPolls {
+    places: [WatchedDescriptor; MAX_WATCHES as usize],
     generation: u32,
 }
 
-impl Watches {
+impl DescriptorPolls {
     pub(super) fn new() -> Self {
-        let (state, token) = (WatchState::Free, WatchToken(0));
-        let free = Watch { state, asleep: false, fd: -1, token, generation: 0 };
+        let (state, token) = (WatchState::Free, DescriptorToken(0));
+        let free = WatchedDescriptor { state, asleep: false, fd: -1, token, generation: 0 };
         Self { places: [free; MAX_WATCHES as usize], generation: 0 }
     }
 
@@ -52,7 +53,7 @@ impl Watches {
     pub(super) fn add(
         &mut self,
         fd: RawFd,
-        token: WatchToken,
+        token: DescriptorToken,
         asleep: bool,
     ) -> Result<Option<squeue::Entry>, &'static str> {
         if self.place_of(token).is_some() {
@@ -64,7 +65,7 @@ impl Watches {
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let state = if asleep { WatchState::Resting } else { WatchState::Armed };
-        self.places[place] = Watch { state, asleep, fd, token, generation };
+        self.places[place] = WatchedDescriptor { state, asleep, fd, token, generation };
         Ok((!asleep).then(|| self.arming(place)))
     }
 
@@ -76,7 +77,7 @@ impl Watches {
     }
 
     /// Starts the removal of a watch, if it exists; the entry ends its poll.
-    pub(super) fn remove(&mut self, token: WatchToken) -> Option<squeue::Entry> {
+    pub(super) fn remove(&mut self, token: DescriptorToken) -> Option<squeue::Entry> {
         let place = self.place_of(token)?;
         if self.places[place].state == WatchState::Resting {
             self.places[place].state = WatchState::Free;
@@ -93,7 +94,7 @@ impl Watches {
     pub(super) fn completed(
         &mut self,
         entry: &cqueue::Entry,
-    ) -> (Option<Event>, Option<squeue::Entry>) {
+    ) -> (Option<UblkEvent>, Option<squeue::Entry>) {
         let place = usize::from(entry.user_data().to_le_bytes()[0]);
         let Some(watch) = self.places.get(place).copied() else {
             return (None, None);
@@ -110,24 +111,25 @@ impl Watches {
             return (None, None);
         }
         if armed {
-            return (Some(Event::Watch(watch.token)), None);
+            return (Some(UblkEvent::Watch(watch.token)), None);
         }
         // The poll ended: for good if the descriptor did, else (the completion queue was full, say)
         // it is armed again.
         if result < 0 || result & POLL_ENDED != 0 {
             self.places[place].state = WatchState::Free;
             let errno = if result < 0 { -result } else { libc::EPIPE };
-            return (Some(Event::WatchEnded(watch.token, errno)), None);
+            return (Some(UblkEvent::WatchEnded(watch.token, errno)), None);
         }
         if watch.asleep {
             self.places[place].state = WatchState::Resting;
-            return (Some(Event::Watch(watch.token)), None);
+            return (Some(UblkEvent::Watch(watch.token)), None);
         }
-        (Some(Event::Watch(watch.token)), Some(self.arming(place)))
+        (Some(UblkEvent::Watch(watch.token)), Some(self.arming(place)))
     }
 
-    fn place_of(&self, token: WatchToken) -> Option<usize> {
-        let known = |w: &Watch| matches!(w.state, WatchState::Armed | WatchState::Resting);
+    fn place_of(&self, token: DescriptorToken) -> Option<usize> {
+        let known =
+            |w: &WatchedDescriptor| matches!(w.state, WatchState::Armed | WatchState::Resting);
         self.places.iter().position(|w| known(w) && w.token == token)
     }
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::mount::device::write_back::{Left, WrittenBack};
 use crate::mount::socket::{Ask, Asked};
-use crate::mount::unmount::{End, Ending};
+use crate::mount::unmount::{MountEnd, UnmountProgress};
 
 /// The log of a test.
 #[derive(Clone, Default)]
@@ -50,10 +50,10 @@ fn late() -> anyhow::Result<WrittenBack> {
     Err(anyhow::anyhow!("it takes longer than 55s"))
 }
 
-fn is_by_force(end: Option<&End>) -> Option<bool> {
+fn is_by_force(end: Option<&MountEnd>) -> Option<bool> {
     match end {
-        Some(End::Unmount { force }) => Some(*force),
-        Some(End::HandOver(_)) => panic!("handed over"),
+        Some(MountEnd::Unmount { force }) => Some(*force),
+        Some(MountEnd::HandOver(_)) => panic!("handed over"),
         None => None,
     }
 }
@@ -64,14 +64,14 @@ fn the_first_signal_takes_over_the_write_back_of_a_command() {
         let toy = Toy::new().await;
         let mount = mounted(&config(&[&toy])).await;
         let (request, _answer) = command(false);
-        let mut ending = Ending::writing_back(Some(request), false);
+        let mut ending = UnmountProgress::writing_back(Some(request), false);
         assert!(ending.on_terminate("d").is_none(), "the page cache is not dropped");
         let end = ending.on_synced(done(Left::default()), &mount);
         assert_eq!(is_by_force(end.as_ref()), Some(false));
 
         for result in [Ok(WrittenBack::InUse("process 7".to_owned())), late()] {
             let (request, mut answer) = command(false);
-            let mut ending = Ending::writing_back(Some(request), false);
+            let mut ending = UnmountProgress::writing_back(Some(request), false);
             assert!(ending.on_terminate("d").is_none());
             assert!(ending.on_synced(result, &mount).is_none());
             let (Response::Busy(text) | Response::Error(text)) = answer.try_recv().unwrap() else {
@@ -92,14 +92,14 @@ fn a_failed_write_back_reports_the_consequence() {
         let toy = Toy::new().await;
         let mount = mounted(&config(&[&toy])).await;
         let (request, mut answer) = command(false);
-        let mut ending = Ending::writing_back(Some(request), false);
+        let mut ending = UnmountProgress::writing_back(Some(request), false);
         assert!(ending.on_synced(late(), &mount).is_none());
         let Response::Error(text) = answer.try_recv().unwrap() else { panic!("no error") };
         assert!(text.contains("it stays mounted, --force gives up"), "{text}");
 
         let (request, _answer) = command(true);
-        let by_force = Ending::writing_back(Some(request), true);
-        let mut told = Ending::writing_back(None, false);
+        let by_force = UnmountProgress::writing_back(Some(request), true);
+        let mut told = UnmountProgress::writing_back(None, false);
         assert!(told.on_terminate("d").is_none());
         for (mut ending, words) in
             [(by_force, "the disk goes by force"), (told, "this process ends")]
@@ -120,7 +120,7 @@ fn only_synced_data_is_reported_as_kept() {
         let used = Some("dm-0 (x) still stood on it".to_owned());
         for forced in [false, true] {
             let log_of = |left: Left| {
-                let mut ending = Ending::writing_back(None, forced);
+                let mut ending = UnmountProgress::writing_back(None, forced);
                 let (end, log) = Log::of(|| ending.on_synced(done(left), &mount));
                 assert_eq!(is_by_force(end.as_ref()), Some(forced));
                 log

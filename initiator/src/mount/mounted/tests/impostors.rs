@@ -172,7 +172,7 @@ fn a_proven_reply_counts() {
         let mut mount = mounted(&config).await;
         toy.is(|manners| manners.open = (Status::Fenced, "held by b (10.0.0.2)"));
         // A hint that any peer could give. The answer to the next OPEN is proven.
-        mount.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))));
+        mount.on_event(Ok(TargetNews::Event(Some(AsyncEvent::Fenced))));
         assert_eq!(mount.status().state, "reconnecting");
         until_status(&mut mount, |status| status.state == "fenced").await;
         assert_eq!(mount.volume.link().facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
@@ -186,7 +186,7 @@ fn a_hint_alone_fences_no_mount() {
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
-        mount.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))));
+        mount.on_event(Ok(TargetNews::Event(Some(AsyncEvent::Fenced))));
         until_status(&mut mount, |status| status.state == "connected" && status.epoch == 2).await;
         assert_eq!(mount.volume.link().facts().fenced, None);
     });

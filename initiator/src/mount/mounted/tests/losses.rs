@@ -82,7 +82,7 @@ fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
 #[test]
 fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
     use crate::mount::device::write_back::WrittenBack;
-    use crate::mount::unmount::{End, Ending};
+    use crate::mount::unmount::{MountEnd, UnmountProgress};
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
@@ -99,8 +99,8 @@ fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
             // This process has to end. A process that goes on would stay, with the reason in its
             // reply.
             let unflushed = Ok(WrittenBack::Unflushed(libc::EIO));
-            match Ending::default().on_synced(unflushed, &mount) {
-                Some(End::Unmount { force: by_force }) => {
+            match UnmountProgress::default().on_synced(unflushed, &mount) {
+                Some(MountEnd::Unmount { force: by_force }) => {
                     assert_eq!(by_force, force, "{on_loss} {lost}");
                 }
                 other => panic!("{other:?}"),

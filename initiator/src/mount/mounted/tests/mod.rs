@@ -30,7 +30,7 @@ use rblk_protocol::auth::Hellos;
 use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
 use crate::front::disk::FRONT;
-use crate::volume::admin::News;
+use crate::volume::admin::TargetNews;
 use crate::volume::begin::{First, MayOpen, connect_first};
 use crate::volume::error::SessionError;
 use crate::volume::link::pulse;
@@ -427,7 +427,7 @@ impl Mount {
         link.on_path_end(queue, end, queues);
     }
 
-    fn on_event(&mut self, news: Result<News, SessionError>) {
+    fn on_event(&mut self, news: Result<TargetNews, SessionError>) {
         let (link, queues) = self.volume.parts_mut();
         link.on_event(news, queues);
     }
@@ -696,7 +696,7 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.on_event(Ok(News::Event(Some(AsyncEvent::Draining))));
+        mount.on_event(Ok(TargetNews::Event(Some(AsyncEvent::Draining))));
         mount.carry_out();
         assert!(mount.volume.link().course().is_holding());
         let begun = Instant::now();

@@ -100,7 +100,7 @@ pub(super) struct GuestDoubts {
 
 /// The initial state of a process, from the note of the one before it.
 #[derive(Debug)]
-pub(crate) struct Inherited {
+pub(crate) struct InheritedGuestState {
     /// Which acknowledged writes are durable.
     pub(crate) account: Arc<Durability>,
     /// The known state of the rings.
@@ -111,7 +111,7 @@ pub(crate) struct Inherited {
     pub(crate) other: Option<&'static str>,
 }
 
-impl Inherited {
+impl InheritedGuestState {
     /// The state after a killed process without a note.
     pub(crate) fn unknown(on_loss: OnLoss) -> Self {
         let account = Durability::inheriting(on_loss);
@@ -248,7 +248,12 @@ impl GuestNote {
 
     /// The initial state of the next process, which has opened the volume. `was_away`: another host
     /// had it since. Of the two settings of `on_loss`, the stricter one counts.
-    pub(crate) fn inherit(&self, facts: &Facts, on_loss: OnLoss, was_away: bool) -> Inherited {
+    pub(crate) fn inherit(
+        &self,
+        facts: &Facts,
+        on_loss: OnLoss,
+        was_away: bool,
+    ) -> InheritedGuestState {
         let volume = &facts.volume;
         let is_ephemeral = volume.flags.has(VolumeFlags::EPHEMERAL);
         let is_other = u128::from_be_bytes(volume.uuid) != self.uuid
@@ -279,7 +284,7 @@ impl GuestNote {
         };
         // The rings of this process have no requests that were submitted to another.
         account.arrived();
-        Inherited { account, left, is_new_loss, other }
+        InheritedGuestState { account, left, is_new_loss, other }
     }
 }
 
@@ -367,7 +372,7 @@ pub mod fuzzing {
 
     fn follow(note: &GuestNote, facts: &Facts, is_other: bool, has_lost: bool) {
         for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
-            let Inherited { account, left, is_new_loss, other } =
+            let InheritedGuestState { account, left, is_new_loss, other } =
                 note.inherit(facts, on_loss, false);
             assert!(left.guest_stays);
             assert_eq!(other.is_some(), is_other);

@@ -123,8 +123,8 @@ fn a_note_outlives_its_process_while_it_is_needed() {
 }
 
 /// The losses, whether a doubt is open, and whether the loss is new.
-fn found(inherited: &Inherited) -> (u64, bool, bool) {
-    let Inherited { account, is_new_loss, .. } = inherited;
+fn found(inherited: &InheritedGuestState) -> (u64, bool, bool) {
+    let InheritedGuestState { account, is_new_loss, .. } = inherited;
     (account.losses(), account.inherits_doubt(), *is_new_loss)
 }
 
@@ -203,7 +203,7 @@ fn no_ring_resumes_on_a_volume_that_its_guest_did_not_leave() {
     run.volume.flags = run.volume.flags.with(VolumeFlags::EPHEMERAL, true);
     assert!(note(DOUBT).inherit(&run, OnLoss::Once, false).other.is_some());
     // A killed process without a note.
-    let unknown = Inherited::unknown(OnLoss::Once);
+    let unknown = InheritedGuestState::unknown(OnLoss::Once);
     assert_eq!(unknown.left, GuestLeft { guest_stays: true, rings_in_doubt: every });
     assert!(unknown.account.inherits_doubt());
 }

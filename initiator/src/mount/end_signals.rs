@@ -1,4 +1,4 @@
-//! [`Signals`]: SIGTERM and SIGINT, which end this process. They are handled from the start of a
+//! [`EndSignals`]: SIGTERM and SIGINT, which end this process. They are handled from the start of a
 //! mount on: a process killed by one while it starts to serve a device would leave the users of its
 //! disk waiting, although nothing failed. SIGHUP ends no mount: a terminal that closes sends it to
 //! `mount --foreground`, and people send it to reload a configuration file.
@@ -14,14 +14,14 @@ const HUNG_UP: &str = "SIGHUP: nothing was reloaded, and the mount goes on. `rbl
 
 /// The signals that end this process.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(super) struct EndSignals {
     terminate: Signal,
     interrupt: Signal,
     // A signal was received where it could not be handled yet.
     kept: bool,
 }
 
-impl Signals {
+impl EndSignals {
     /// Takes over the handling of the signals. A signal that arrives before [`next`](Self::next) is
     /// called is not lost. SIGHUP is only logged.
     pub(super) fn listen() -> io::Result<Self> {
@@ -67,7 +67,7 @@ mod tests {
     fn a_signal_waits_until_it_is_handled() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut signals = Signals::listen().unwrap();
+            let mut signals = EndSignals::listen().unwrap();
             // No task waits for the signal: the process survives it.
             raise(Number::SIGHUP).unwrap();
             raise(Number::SIGTERM).unwrap();

@@ -1,5 +1,5 @@
 //! The messages of vhost-user, as bytes in and [`FrontEndRequest`]s out, and answers the other way.
-//! Pure: descriptors and sockets are [`connection`](super::connection)'s.
+//! Pure: descriptors and sockets are [`front_end_socket`](super::front_end_socket)'s.
 //!
 //! The numbers are those of the specification (QEMU, `docs/interop/vhost-user.rst`).
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use rblk_client::Request;
 
-use crate::failure::Failure;
+use crate::failure::CallFailure;
 use crate::queue::{QueueHandle, with};
 
 /// A write that is durable when it is completed: `RBLK_DURABLE`.
@@ -12,10 +12,10 @@ const DURABLE: u32 = 1;
 /// Keep the space of a zeroed range allocated: `RBLK_KEEP_ALLOCATED`.
 const KEEP_ALLOCATED: u32 = 1;
 
-fn check_flags(flags: u32, known: u32) -> Result<(), Failure> {
+fn check_flags(flags: u32, known: u32) -> Result<(), CallFailure> {
     match flags & !known {
         0 => Ok(()),
-        _ => Err(Failure::new(
+        _ => Err(CallFailure::new(
             libc::ENOTSUP,
             "a flag that this version of the library does not know",
         )),

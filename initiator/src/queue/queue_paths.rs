@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use tokio::sync::mpsc;
 
+use super::DescriptorToken;
 use super::FromQueue;
-use super::WatchToken;
+use super::descriptor_watch::DescriptorWatch;
 use super::path_change::PathChange;
-use super::watch::Watch;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{Engine, PathEnd};
 
 /// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
-pub(crate) const MAIL: WatchToken = WatchToken(0);
+pub(crate) const MAIL: DescriptorToken = DescriptorToken(0);
 const FIRST_PATH: u32 = 2;
 /// The time before the next try to watch a path.
 const WATCH_AGAIN: Duration = Duration::from_millis(100);
@@ -59,7 +59,7 @@ impl Paths {
     }
 
     /// Whether a watch is one of the present path's.
-    pub(super) fn is_of_path(&self, token: WatchToken) -> bool {
+    pub(super) fn is_of_path(&self, token: DescriptorToken) -> bool {
         token.0 & !1 == self.token
     }
 
@@ -67,7 +67,7 @@ impl Paths {
     pub(super) fn change(
         &mut self,
         engine: &mut Engine,
-        sleeper: &mut impl Watch,
+        sleeper: &mut impl DescriptorWatch,
         now: Instant,
     ) -> io::Result<bool> {
         if !self.change.is_pending() {
@@ -106,19 +106,19 @@ impl Paths {
     fn watch(
         &mut self,
         engine: &mut Engine,
-        sleeper: &mut impl Watch,
+        sleeper: &mut impl DescriptorWatch,
         now: Instant,
     ) -> io::Result<()> {
         let was_unwatched = self.watch_at.take().is_some();
         let Some(poller) = engine.poller_mut() else { return Ok(()) };
         for (token, fd) in (self.token..).zip(poller.event_fds()) {
             let Some(fd) = fd else { continue };
-            let Err(error) = sleeper.watch(fd, WatchToken(token)) else { continue };
+            let Err(error) = sleeper.watch(fd, DescriptorToken(token)) else { continue };
             if !is_scarce(&error) {
                 return Err(error);
             }
             for token in self.token..token {
-                sleeper.unwatch(WatchToken(token));
+                sleeper.unwatch(DescriptorToken(token));
             }
             self.watch_at = Some(now + WATCH_AGAIN);
             if !was_unwatched {
@@ -142,14 +142,14 @@ impl Paths {
     pub(super) fn send_off(
         &mut self,
         engine: &mut Engine,
-        sleeper: &mut impl Watch,
+        sleeper: &mut impl DescriptorWatch,
     ) -> io::Result<bool> {
         let mut any = false;
         while let Some((end, dead)) = engine.take_ended() {
             any = true;
             self.watch_at = None;
             for token in self.token..=self.token + 1 {
-                sleeper.unwatch(WatchToken(token));
+                sleeper.unwatch(DescriptorToken(token));
             }
             sleeper.settle()?;
             self.tell_end(end, dead);

@@ -18,10 +18,10 @@ const VALUE_CHARS_MAX: usize = 256;
 
 /// The properties of a mount for the records of its log. Each is set once, and stays.
 #[derive(Clone, Debug, Default)]
-pub struct MountFields(Arc<Parts>);
+pub struct MountFields(Arc<EntryParts>);
 
 #[derive(Debug, Default)]
-struct Parts {
+struct EntryParts {
     // Whole lines of a record.
     mount: OnceLock<String>,
     volume: OnceLock<String>,
@@ -49,7 +49,7 @@ impl MountFields {
 
     /// Every line that is set.
     fn lines(&self) -> impl Iterator<Item = &str> {
-        let Parts { mount, volume, disk } = &*self.0;
+        let EntryParts { mount, volume, disk } = &*self.0;
         let parts = [mount, volume, disk].into_iter().filter_map(OnceLock::get);
         parts.flat_map(|part| part.split_inclusive('\n'))
     }

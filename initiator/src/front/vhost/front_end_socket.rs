@@ -1,4 +1,4 @@
-//! [`Connection`]: a socket of a front end, with its messages and their descriptors.
+//! [`FrontEndSocket`]: a socket of a front end, with its messages and their descriptors.
 //!
 //! A message has one deadline, even if it comes in pieces. The flags and time-outs of the socket
 //! are not relied on: the socket for messages of this end comes from the front end, which can
@@ -19,9 +19,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, UnixAddr, getsockname, send};
 
 use super::guest_memory::is_memory;
-use super::message::{Broken, FrontEndRequest, HEADER_BYTES, MessageHeader, REGIONS_MAX};
+use super::put_away::put_away;
 use super::received::{Received, receive};
-use super::refused::put_away;
+use super::vhost_user::{Broken, FrontEndRequest, HEADER_BYTES, MessageHeader, REGIONS_MAX};
 
 /// Time limit of a message from its first byte to its last, in either direction.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A socket of a front end.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct FrontEndSocket {
     // Closed by `put_away`.
     stream: ManuallyDrop<UnixStream>,
     ends: Arc<AtomicBool>,
@@ -38,13 +38,13 @@ pub(super) struct Connection {
 
 /// A message.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct FrontEndMessage {
     pub(super) header: MessageHeader,
     pub(super) request: FrontEndRequest,
     pub(super) files: Vec<File>,
 }
 
-impl Connection {
+impl FrontEndSocket {
     /// Takes a socket over. Waits for messages stop when the disk `ends`.
     pub(super) fn new(stream: UnixStream, ends: Arc<AtomicBool>) -> Self {
         Self { stream: ManuallyDrop::new(stream), ends }
@@ -54,10 +54,10 @@ impl Connection {
     ///
     /// # Errors
     /// The connection broke, the front end broke a rule, or the message is late.
-    pub(super) fn receive(&mut self) -> io::Result<Option<Message>> {
+    pub(super) fn receive(&mut self) -> io::Result<Option<FrontEndMessage>> {
         let mut files = Vec::new();
         match self.receive_with(&mut files) {
-            Ok(Some((header, request))) => Ok(Some(Message { header, request, files })),
+            Ok(Some((header, request))) => Ok(Some(FrontEndMessage { header, request, files })),
             other => {
                 self.put_away(files);
                 other.map(|_| None)
@@ -185,7 +185,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for FrontEndSocket {
     fn drop(&mut self) {
         // The front end notices this now, even if the socket is closed later.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -195,7 +195,7 @@ impl Drop for Connection {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for FrontEndSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -290,9 +290,9 @@ mod tests {
         assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     }
 
-    fn pair() -> (Connection, UnixStream) {
+    fn pair() -> (FrontEndSocket, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        (Connection::new(here, Arc::default()), there)
+        (FrontEndSocket::new(here, Arc::default()), there)
     }
 
     #[test]

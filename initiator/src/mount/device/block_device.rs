@@ -1,4 +1,4 @@
-//! [`Part`]: a disk and its partitions in sysfs.
+//! [`BlockDevice`]: a disk and its partitions in sysfs.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// A disk, or a partition of one.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct BlockDevice {
     /// The kernel's name.
     pub(super) name: String,
     /// The directory in sysfs.
@@ -15,7 +15,7 @@ pub(super) struct Part {
     pub(super) number: String,
 }
 
-impl Part {
+impl BlockDevice {
     /// A disk and its partitions.
     pub(super) fn all(root: &Path, disk: &str) -> Vec<Self> {
         let sys = root.join("sys/block").join(disk);

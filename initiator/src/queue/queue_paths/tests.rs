@@ -14,11 +14,11 @@ use crate::engine::path::sample;
 struct Scarce {
     refusals: u32,
     errno: i32,
-    watched: Vec<WatchToken>,
+    watched: Vec<DescriptorToken>,
 }
 
-impl Watch for Scarce {
-    fn watch(&mut self, _: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+impl DescriptorWatch for Scarce {
+    fn watch(&mut self, _: BorrowedFd<'_>, token: DescriptorToken) -> io::Result<()> {
         if self.refusals > 0 {
             self.refusals -= 1;
             return Err(io::Error::from_raw_os_error(self.errno));
@@ -27,7 +27,7 @@ impl Watch for Scarce {
         Ok(())
     }
 
-    fn unwatch(&mut self, token: WatchToken) {
+    fn unwatch(&mut self, token: DescriptorToken) {
         self.watched.retain(|watched| *watched != token);
     }
 

@@ -1,4 +1,4 @@
-//! [`Ring`]: the io_uring of a queue: its setup, its entries, and the system call of a turn.
+//! [`UblkRing`]: the io_uring of a queue: its setup, its entries, and the system call of a turn.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, squeue, types};
 
-use super::{MAX_WATCHES, Wait};
+use super::{MAX_WATCHES, TurnSleep};
 use crate::front::ublk::error::{Result, UblkError};
 use crate::front::ublk::kernel::{MIN_WAIT_WAKES, Release};
 
@@ -20,7 +20,7 @@ pub(crate) enum RingMode {
 }
 
 /// The ring, with counters of its work.
-pub(super) struct Ring {
+pub(super) struct UblkRing {
     uring: IoUring,
     mode: RingMode,
     // A sleep may wait for several events.
@@ -28,7 +28,7 @@ pub(super) struct Ring {
     counts: RingCounts,
 }
 
-/// Counts of a ring. The fields are those of [`super::QueueStats`].
+/// Counts of a ring. The fields are those of [`super::UblkQueueStats`].
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct RingCounts {
     pub(super) enters: u64,
@@ -37,7 +37,7 @@ pub(super) struct RingCounts {
     pub(super) commands: u64,
 }
 
-impl Ring {
+impl UblkRing {
     /// A ring for a queue of `depth` tags, with `file` as file 0 of its table.
     ///
     /// Completions run only in this thread's turns where the kernel can do that. The kernel sets a
@@ -108,10 +108,10 @@ impl Ring {
     /// that work before it sleeps, and the flag may be stale until the next event: the kernel sets
     /// it after the work that it announces.
     #[inline]
-    pub(super) fn may_sleep(&mut self, wait: Wait) -> bool {
+    pub(super) fn may_sleep(&mut self, wait: TurnSleep) -> bool {
         let longest = match wait {
-            Wait::No => Duration::ZERO,
-            Wait::For(longest) | Wait::Gather { longest, .. } => longest,
+            TurnSleep::No => Duration::ZERO,
+            TurnSleep::For(longest) | TurnSleep::Gather { longest, .. } => longest,
         };
         !longest.is_zero() && !self.has_completion()
     }
@@ -119,10 +119,12 @@ impl Ring {
     /// The system call of a turn, if one is needed. It sleeps only if [`Self::may_sleep`] allows
     /// it.
     #[inline]
-    pub(super) fn enter(&mut self, wait: Wait) -> io::Result<()> {
+    pub(super) fn enter(&mut self, wait: TurnSleep) -> io::Result<()> {
         let entered = match wait {
-            Wait::For(longest) if self.may_sleep(wait) => self.sleep(1, Duration::ZERO, longest),
-            Wait::Gather { events, within, longest } if self.may_sleep(wait) => {
+            TurnSleep::For(longest) if self.may_sleep(wait) => {
+                self.sleep(1, Duration::ZERO, longest)
+            }
+            TurnSleep::Gather { events, within, longest } if self.may_sleep(wait) => {
                 let events = if self.can_gather { events.max(1) } else { 1 };
                 self.sleep(events, within, longest)
             }

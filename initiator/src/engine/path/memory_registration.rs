@@ -1,8 +1,9 @@
-//! [`Registering`]: the memory of a queue during its registration with a domain, for a later path.
+//! [`MemoryRegistration`]: the memory of a queue during its registration with a domain, for a later
+//! path.
 //!
 //! Registration takes some 100 ms for each 256 MiB, and requests wait for it after a loss. So it
 //! begins before LOGIN is answered, on threads, and ends while the connections are made. The keys
-//! are for one path: [`Registering::end`] hands them over, and without a path they die here.
+//! are for one path: [`MemoryRegistration::end`] hands them over, and without a path they die here.
 
 use std::io;
 use std::sync::Arc;
@@ -86,14 +87,14 @@ type Answer = oneshot::Receiver<Result<Vec<MemoryRegion>, FabricError>>;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Registering {
+pub(crate) struct MemoryRegistration {
     memory: QueueMemory,
     pd: ProtectionDomain,
     // The answers for sinks and sources.
     under_way: Option<(Answer, Answer)>,
 }
 
-impl Registering {
+impl MemoryRegistration {
     /// Starts the registration.
     pub(crate) fn begin(pd: &ProtectionDomain, memory: &QueueMemory) -> Self {
         let start = |direction: Direction| {
@@ -145,7 +146,7 @@ impl Registering {
 
 /// Memory that is being registered for the queues of a session, before their paths are requested.
 #[derive(Debug, Default)]
-pub(crate) struct Early(Vec<Registering>);
+pub(crate) struct Early(Vec<MemoryRegistration>);
 
 impl Early {
     /// Starts the registrations, unless an earlier try still registers: a row of failing tries must
@@ -154,14 +155,18 @@ impl Early {
         if AT_WORK.load(Ordering::Relaxed) > 0 {
             return Self::default();
         }
-        Self(queues.iter().map(|memory| Registering::begin(pd, memory)).collect())
+        Self(queues.iter().map(|memory| MemoryRegistration::begin(pd, memory)).collect())
     }
 
     /// Takes the registration of a queue with this memory, once.
-    pub(crate) fn take(&mut self, pd: &ProtectionDomain, memory: &QueueMemory) -> Registering {
+    pub(crate) fn take(
+        &mut self,
+        pd: &ProtectionDomain,
+        memory: &QueueMemory,
+    ) -> MemoryRegistration {
         match self.0.iter().position(|early| early.is_of(&memory.buffers)) {
             Some(at) => self.0.swap_remove(at),
-            None => Registering::later(pd, memory),
+            None => MemoryRegistration::later(pd, memory),
         }
     }
 }

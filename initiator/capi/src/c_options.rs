@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rblk_client::{Config, Options};
 
-use crate::failure::Failure;
+use crate::failure::CallFailure;
 
 /// Fences the host that holds the volume: `RBLK_TAKE_OVER`.
 const TAKE_OVER: u32 = 1;
@@ -58,12 +58,12 @@ const NOTHING: rblk_options = rblk_options {
 ///
 /// # Safety
 /// `place` is null, or as the header says of `struct rblk_options`.
-pub(crate) unsafe fn read(place: *const rblk_options) -> Result<Options, Failure> {
+pub(crate) unsafe fn read(place: *const rblk_options) -> Result<Options, CallFailure> {
     // SAFETY: as the caller says.
     let given = unsafe { copy(place) }?;
     if given.flags & !TAKE_OVER != 0 || given.reserved != [0; 3] {
         let words = "an option that this version of the library does not know";
-        return Err(Failure::new(libc::ENOTSUP, words));
+        return Err(CallFailure::new(libc::ENOTSUP, words));
     }
     // SAFETY: the strings of the structure are null or end with a zero, as the caller says.
     let (uri, file, settings) =
@@ -82,19 +82,19 @@ pub(crate) unsafe fn read(place: *const rblk_options) -> Result<Options, Failure
 }
 
 /// The structure, with zeros after the end of the program's.
-unsafe fn copy(place: *const rblk_options) -> Result<rblk_options, Failure> {
+unsafe fn copy(place: *const rblk_options) -> Result<rblk_options, CallFailure> {
     if place.is_null() || !place.is_aligned() {
-        return Err(Failure::misuse("a null pointer where options are needed"));
+        return Err(CallFailure::misuse("a null pointer where options are needed"));
     }
     // SAFETY: it begins with its size.
     let size = unsafe { place.cast::<usize>().read() };
     if size < size_of::<usize>() {
         let words = "the field `size` of rblk_options is not set: begin with RBLK_OPTIONS_INIT";
-        return Err(Failure::misuse(words));
+        return Err(CallFailure::misuse(words));
     }
     if size > SIZE_MAX {
         let words = "the field `size` of rblk_options is no size: begin with RBLK_OPTIONS_INIT";
-        return Err(Failure::misuse(words));
+        return Err(CallFailure::misuse(words));
     }
     let mut given = NOTHING;
     let len = size.min(size_of::<rblk_options>());
@@ -105,19 +105,19 @@ unsafe fn copy(place: *const rblk_options) -> Result<rblk_options, Failure> {
         // SAFETY: inside of `size` bytes.
         if unsafe { place.cast::<u8>().add(at).read() } != 0 {
             let words = "the program uses options that this version of the library does not know";
-            return Err(Failure::new(libc::ENOTSUP, words));
+            return Err(CallFailure::new(libc::ENOTSUP, words));
         }
     }
     Ok(given)
 }
 
-unsafe fn text<'a>(place: *const c_char) -> Result<Option<&'a str>, Failure> {
+unsafe fn text<'a>(place: *const c_char) -> Result<Option<&'a str>, CallFailure> {
     if place.is_null() {
         return Ok(None);
     }
     // SAFETY: it ends with a zero, as the caller says.
     let text = unsafe { CStr::from_ptr(place) }.to_str();
-    text.map(Some).map_err(|_| Failure::misuse("a text of the options is not UTF-8"))
+    text.map(Some).map_err(|_| CallFailure::misuse("a text of the options is not UTF-8"))
 }
 
 /// The configuration: the file, overridden by the settings, overridden by the fields.
@@ -126,8 +126,8 @@ fn config(
     uri: Option<&str>,
     file: Option<&str>,
     settings: Option<&str>,
-) -> Result<Config, Failure> {
-    let invalid = |error: &dyn std::fmt::Display| Failure::of(libc::EINVAL, error);
+) -> Result<Config, CallFailure> {
+    let invalid = |error: &dyn std::fmt::Display| CallFailure::of(libc::EINVAL, error);
     // A file alone is loaded directly, so that an error names its line.
     if let (Some(file), None, None) = (file, uri, settings) {
         let config = Config::load(Path::new(file)).map_err(|error| invalid(&error))?;
@@ -153,7 +153,7 @@ fn config(
     with_fields(config, given)
 }
 
-fn with_fields(mut config: Config, given: &rblk_options) -> Result<Config, Failure> {
+fn with_fields(mut config: Config, given: &rblk_options) -> Result<Config, CallFailure> {
     if given.queues != 0 {
         config.queues = Some(given.queues);
     }
@@ -165,24 +165,24 @@ fn with_fields(mut config: Config, given: &rblk_options) -> Result<Config, Failu
     }
     // The default of `Options::open`: other limits depend on it.
     config.queues.get_or_insert(1);
-    config.validate().map_err(|error| Failure::of(libc::EINVAL, &error))?;
+    config.validate().map_err(|error| CallFailure::of(libc::EINVAL, &error))?;
     Ok(config)
 }
 
-fn parse(text: &str, name: &str) -> Result<toml::Table, Failure> {
+fn parse(text: &str, name: &str) -> Result<toml::Table, CallFailure> {
     text.parse::<toml::Table>()
-        .map_err(|error| Failure::of(libc::EINVAL, &format_args!("{name}: {error}")))
+        .map_err(|error| CallFailure::of(libc::EINVAL, &format_args!("{name}: {error}")))
 }
 
 /// Address and volume of `tcp://HOST:PORT/VOLUME`.
-fn split(uri: &str) -> Result<(&str, &str), Failure> {
+fn split(uri: &str) -> Result<(&str, &str), CallFailure> {
     let parts = uri.rsplit_once('/').filter(|(target, volume)| {
         let host = target.split_once("://").map(|(_, host)| host);
         host.is_some_and(|host| !host.is_empty()) && !volume.is_empty()
     });
     parts.ok_or_else(|| {
         let words = "is no address of a volume: rdma://HOST/VOLUME, or tcp://HOST:PORT/VOLUME";
-        Failure::of(libc::EINVAL, &format_args!("{uri:?} {words}"))
+        CallFailure::of(libc::EINVAL, &format_args!("{uri:?} {words}"))
     })
 }
 
@@ -190,7 +190,7 @@ fn split(uri: &str) -> Result<(&str, &str), Failure> {
 mod tests {
     use super::*;
 
-    fn said<T: std::fmt::Debug>(result: Result<T, Failure>) -> (i32, String) {
+    fn said<T: std::fmt::Debug>(result: Result<T, CallFailure>) -> (i32, String) {
         let errno = result.unwrap_err().tell();
         // SAFETY: the text of this thread.
         let text = unsafe { CStr::from_ptr(crate::failure::rblk_error()) };
