@@ -1,8 +1,8 @@
 //! [`TargetSide`]: the side of a queue that faces the target and control: the engine, its paths,
 //! the mail of control, and the counters. The other side makes the requests: the driver
-//! ([`thread`](crate::front::disk::queue_thread)), or a program ([`client`](crate::front::program)). Both
-//! use this one, so a disk and a program reconnect, are fenced, retain and check digests by the
-//! same code.
+//! ([`thread`](crate::front::disk::queue_thread)), or a program
+//! ([`client`](crate::front::program)). Both use this one, so a disk and a program reconnect, are
+//! fenced, retain and check digests by the same code.
 //!
 //! A turn of a queue is: [`TargetSide::begin`], the requests of the other side,
 //! [`TargetSide::turn`], [`TargetSide::end`]. One thread at a time runs it.

@@ -1,7 +1,8 @@
 //! [`AdminEnd`]: the initiator's end of an admin connection, as capsules over a real QP.
 //!
-//! It sends the same capsules as [`rblk_initiator::volume::admin::AdminChannel`], without its clock and its
-//! runtime: one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
+//! It sends the same capsules as [`rblk_initiator::volume::admin::AdminChannel`], without its clock
+//! and its runtime: one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same
+//! [`Pulse`].
 
 use std::time::Instant;
 

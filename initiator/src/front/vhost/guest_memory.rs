@@ -1,8 +1,8 @@
 //! [`GuestMemory`]: the memory of a guest, shared by its front end: files that both ends map.
 //!
 //! The device addresses data by [`DataPlace`]: a file and an offset. The rings are read and written
-//! by guest addresses ([`GuestMemory::view`]), through the checked accesses of rust-vmm's vm-memory.
-//! Both use one mapping.
+//! by guest addresses ([`GuestMemory::view`]), through the checked accesses of rust-vmm's
+//! vm-memory. Both use one mapping.
 
 use std::fs::File;
 use std::io;

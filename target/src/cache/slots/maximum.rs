@@ -12,8 +12,8 @@
 //! [`Slots::trim`] evicts a few slots at a time, and dirty slots leave when they are written. If
 //! the volume got its first maximum while it had clean slots, `trim` first puts these in the list.
 //!
-//! A slot in the list is [`SlotState::Bounded`] and not `Clean`, so the paths of other volumes do not
-//! ask for a maximum. When a maximum is removed, the slots in the list stay there.
+//! A slot in the list is [`SlotState::Bounded`] and not `Clean`, so the paths of other volumes do
+//! not ask for a maximum. When a maximum is removed, the slots in the list stay there.
 
 use rblk_protocol::width::{narrow, wide};
 

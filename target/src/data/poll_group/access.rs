@@ -1,8 +1,8 @@
 //! [`AccessTable`]: the volumes, and the volumes that each session opened.
 //!
 //! Invariant: a connection of a session finds only the volumes that its own session opened. A
-//! session that takes a place clears it ([`AccessTable::begin`]), whatever notices came for the previous
-//! session. So [`AccessTable::opened`] need not compare the sessions.
+//! session that takes a place clears it ([`AccessTable::begin`]), whatever notices came for the
+//! previous session. So [`AccessTable::opened`] need not compare the sessions.
 
 use std::sync::Arc;
 

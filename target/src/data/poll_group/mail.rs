@@ -149,8 +149,8 @@ pub enum ToGroup {
         /// The step that this is, [`VolumeStep::Add`]; none: hosts may open it at once.
         step: Option<StepTicket>,
     },
-    /// Do a step of the change of a volume, from [`VolumeStep::Grow`] on. A step before it that is not
-    /// done is given up.
+    /// Do a step of the change of a volume, from [`VolumeStep::Grow`] on. A step before it that is
+    /// not done is given up.
     Step {
         /// The number for the answer.
         ticket: StepTicket,

@@ -1,9 +1,9 @@
-//! [`GroupState`]: the state that a data thread uses for every connection: CQs, shard, the other poll
-//! groups, counters, the time.
+//! [`GroupState`]: the state that a data thread uses for every connection: CQs, shard, the other
+//! poll groups, counters, the time.
 //!
 //! The connections are separate: a function that serves a connection takes both, `&mut Connection`
-//! and `&mut GroupState`. [`super::PollGroup::serve`] looks the connection up, and makes sure that its
-//! queued WRs are posted.
+//! and `&mut GroupState`. [`super::PollGroup::serve`] looks the connection up, and makes sure that
+//! its queued WRs are posted.
 
 use std::sync::Arc;
 use std::time::Instant;

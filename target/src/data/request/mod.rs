@@ -1,7 +1,7 @@
 //! [`Request`]: one command inside the target, as a state machine without I/O.
 //!
-//! [`Request::step`] takes an [`RequestEvent`] and returns the [`Action`] to carry out. No other code
-//! changes the state of a request. The states are named after the awaited event:
+//! [`Request::step`] takes an [`RequestEvent`] and returns the [`Action`] to carry out. No other
+//! code changes the state of a request. The states are named after the awaited event:
 //!
 //! ```text
 //! Free -> Admitted -+-> AwaitsLimit | AwaitsAccess -> Admitted
@@ -28,8 +28,9 @@
 //! - `Answered` means: the response is posted, or will be posted at the end of the turn. The peer
 //!   may use the tag again at once. From then on the connection owns the memory that the answer is
 //!   sent from, until the peer has it.
-//! - After [`RequestEvent::Abandon`] (the connection ended) a request asks for nothing more and is never
-//!   answered. Memory that a shard lends to it afterwards goes back at once ([`Action::GiveBack`]).
+//! - After [`RequestEvent::Abandon`] (the connection ended) a request asks for nothing more and is
+//!   never answered. Memory that a shard lends to it afterwards goes back at once
+//!   ([`Action::GiveBack`]).
 
 #[cfg(test)]
 mod tests;
