@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::mount::lock::MountLock;
+use crate::mount::mount_metrics::{self, Silence, SilentMount};
 use crate::mount::note::leftovers::{self, Condition};
-use crate::mount::prometheus::{self, Silence, SilentMount};
 use crate::mount::run_dir::{must_be_readable, names};
 use crate::volume::status::MountStatus;
 use anyhow::Context;
@@ -33,7 +33,7 @@ pub(crate) fn metrics(write: Option<&Path>, output: Output) -> anyhow::Result<Ex
     let (mounts, told) = super::all_mounts(&names, false)?;
     let lines: Vec<&str> = told.iter().map(Silent::line).collect();
     lines.iter().for_each(|line| output.aside(format_args!("rblk-initiator: {line}")));
-    let text = prometheus::metrics(&mounts, &silent(&names, &mounts));
+    let text = mount_metrics::metrics(&mounts, &silent(&names, &mounts));
     match write {
         None => output.answer(&Exposed { exposition: &text, warnings: &lines }, || text.clone())?,
         Some(path) => {
