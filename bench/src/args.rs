@@ -8,6 +8,7 @@ use rblk_config::ByteSize;
 
 use crate::cost::CostArgs;
 use crate::hw_check::args::HwCheckArgs;
+use crate::output::Output;
 
 /// Measures rblk beside its peers, and says where the time goes.
 ///
@@ -60,15 +61,6 @@ pub enum Command {
     ///
     /// Only the steps in the journal of a run are undone. Every run begins with this, too.
     CleanUp(CleanUpArgs),
-}
-
-/// Form of the answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Output {
-    /// For people.
-    Table,
-    /// For programs: one JSON document.
-    Json,
 }
 
 /// The folder of a run, and the form of the answer.
@@ -250,21 +242,6 @@ pub struct CleanUpArgs {
     /// Print the steps, and do nothing.
     #[arg(long)]
     pub dry_run: bool,
-}
-
-/// A command line as it is kept with a run: without the directories of this machine.
-pub fn to_record(mut words: impl Iterator<Item = String>) -> Vec<String> {
-    let program = words.next().unwrap_or_default();
-    let program = program.rsplit('/').next().unwrap_or_default().to_owned();
-    let mut kept = vec![program];
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--out" | "--programs" => drop(words.next()),
-            other if other.starts_with("--out=") || other.starts_with("--programs=") => {}
-            _ => kept.push(word),
-        }
-    }
-    kept
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! The commands of `rblk-bench`. Those that measure add to the run of their folder.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::args::{self, Command, Output, OutputArgs, ReportArgs};
+use crate::args::{Command, OutputArgs, ReportArgs};
 use crate::folder::{self, RunFolder};
+use crate::output::{self, Output, say};
 use crate::result::{Place, Run};
 use crate::{compare, cost, hw_check, peer, place, report, scale};
 
@@ -65,7 +65,7 @@ fn begin(folder: &RunFolder, command: &str) -> Result<Run> {
     // A caller such as `cargo xtask bench` gives its own words.
     let words = match std::env::var("RBLK_BENCH_COMMAND") {
         Ok(words) if !words.is_empty() => words.split_whitespace().map(str::to_owned).collect(),
-        _ => args::to_record(std::env::args()),
+        _ => output::to_record(std::env::args()),
     };
     if !run.commands.contains(&words) {
         run.commands.push(words);
@@ -99,13 +99,5 @@ fn tell(run: &Run, output: Output) -> Result<()> {
     match output {
         Output::Table => say(&report::text(run)),
         Output::Json => say(&(serde_json::to_string_pretty(run)? + "\n")),
-    }
-}
-
-pub(crate) fn say(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // The reader closed the pipe.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
     }
 }

@@ -9,7 +9,7 @@
 //! | `scale` | many hosts and mounts of one target |
 //! | [`result`], [`folder`] | the data of a run, and its directory |
 //! | `report` | a run as text, and as one page for a browser |
-//! | [`args`], `command` | the command line, and its commands |
+//! | [`args`], [`output`], `command` | the command line, and its commands |
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ mod histogram;
 mod hw_check;
 mod interrupt;
 mod keys;
+pub mod output;
 mod peer;
 mod place;
 mod report;

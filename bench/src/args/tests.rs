@@ -1,6 +1,7 @@
 use clap::CommandFactory;
 
 use super::*;
+use crate::output::to_record;
 
 #[test]
 fn the_command_line_holds_together() {

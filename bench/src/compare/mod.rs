@@ -24,7 +24,7 @@ use self::rounds::{Progress, Rounds};
 use crate::args::CompareArgs;
 use crate::folder::RunFolder;
 use crate::peer::Setting;
-use crate::peer::module::Loaded;
+use crate::peer::loaded::Loaded;
 use crate::peer::undo::{self, Journal};
 use crate::result::Run;
 use crate::{child, interrupt, sysfs};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::args::Output;
+use crate::output::Output;
 
 /// Arguments of `hw-check`.
 #[derive(Clone, Debug, Args)]

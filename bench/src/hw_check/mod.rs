@@ -42,8 +42,8 @@ use rblk_operate::doctor::{Finding, Verdict};
 use self::args::{HwCheckArgs, Part};
 use self::document::{Document, SCHEMA, Section};
 use self::site::Site;
-use crate::args::Output;
-use crate::{command, interrupt};
+use crate::output::Output;
+use crate::{interrupt, output};
 
 const LOOK: Duration = Duration::from_millis(200);
 /// Time for a part after an interrupt.
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &HwCheckArgs) -> Result<bool> {
     let mut document = Document {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        command: crate::args::to_record(std::env::args()),
+        command: crate::output::to_record(std::env::args()),
         address: args.address.clone(),
         kernel: crate::place::here().kernel,
         ..Document::default()
@@ -236,5 +236,5 @@ fn run_part(part: Part, site: &Site, out: &Out) -> Result<()> {
 }
 
 fn say(wanted: bool, text: &str) -> Result<()> {
-    if wanted { command::say(text) } else { Ok(()) }
+    if wanted { output::say(text) } else { Ok(()) }
 }

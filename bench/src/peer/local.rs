@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::module::Loaded;
+use super::loaded::Loaded;
 
 /// RAM disks that are made when the kernel has none.
 const DISKS: u32 = 4;

@@ -21,8 +21,8 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail};
 
 use self::access::Access;
+use self::loaded::Loaded;
 use self::local::RamDisks;
-use self::module::Loaded;
 use self::nbd::Nbd;
 use self::nvmet::{Nvme, Transport};
 use self::rblk::{Counters, Rblk, RblkSpec, VOLUME};
@@ -34,6 +34,7 @@ use crate::args::CompareVolume;
 
 pub(crate) mod access;
 pub(crate) mod daemon;
+pub(crate) mod loaded;
 pub(crate) mod local;
 pub(crate) mod module;
 pub(crate) mod nbd;

@@ -1,14 +1,11 @@
-//! Kernel modules. [`Loaded`]: the modules that a run loaded, each in the journal before it is
-//! loaded, so that it is unloaded at the end.
+//! Kernel modules: loaded with their dependencies, and unloaded.
 
-use std::cell::RefCell;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::undo::{Journal, Step, Undo};
 use crate::child;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -62,49 +59,6 @@ fn insertions(text: &str) -> Vec<String> {
 
 fn file_name(name: &str) -> String {
     name.replace('-', "_")
-}
-
-/// The modules that a run loaded. Several systems need the same ones, so they stay until this is
-/// dropped; then they are unloaded, the last one first.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    journal: Journal,
-    undos: RefCell<Vec<Undo>>,
-}
-
-impl Loaded {
-    pub(crate) fn new(journal: &Journal) -> Self {
-        Self { journal: journal.clone(), undos: RefCell::default() }
-    }
-
-    pub(crate) fn ensure(&self, name: &str, parameters: &[&str]) -> Result<()> {
-        if is_there(name) {
-            return Ok(());
-        }
-        let names = with_dependencies(name)?.into_iter().filter(|name| !is_there(name)).collect();
-        let undo = self.journal.note(Step::Modules { names })?;
-        load(name, parameters)?;
-        self.undos.borrow_mut().push(undo);
-        Ok(())
-    }
-
-    /// Makes sure that there is a ublk driver.
-    pub(crate) fn ensure_ublk(&self) -> Result<()> {
-        let control = Path::new("/dev/ublk-control");
-        if !control.exists() {
-            self.ensure("ublk_drv", &[])?;
-        }
-        child::until(Duration::from_secs(5), || control.exists().then_some(()))
-            .context("there is no /dev/ublk-control")
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        while let Some(undo) = self.undos.get_mut().pop() {
-            drop(undo);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use clap::ValueEnum;
 use crate::args::{Growth, ScaleArgs};
 use crate::folder::RunFolder;
 use crate::interrupt;
-use crate::peer::module::Loaded;
+use crate::peer::loaded::Loaded;
 use crate::peer::target::{Carrier, Target, TargetSpec, free_port};
 use crate::peer::undo::{self, Journal};
 use crate::result::{Axis, Point, Run, Scale, ScaleLine, ScalePlot, Summary};

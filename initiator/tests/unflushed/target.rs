@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rblk_fabric::soft::network::{Network, Wire};
+use rblk_fabric::soft::network::{FaultyWire, Network};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, PollerHandle, QpIndex,
     QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcStatus, WrId,
@@ -30,7 +30,7 @@ pub(super) struct Far {
     next_send: usize,
     // Waiting commands, with their data.
     pub(super) pending: Vec<(CommandCapsule, Vec<u8>)>,
-    wire: Wire,
+    wire: FaultyWire,
 }
 
 impl Far {

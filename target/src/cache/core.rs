@@ -1,4 +1,4 @@
-//! [`Core`]: the state that every job of a shard uses: slots, locks, the store, answers.
+//! [`ShardCore`]: the state that every job of a shard uses: slots, locks, the store, answers.
 //!
 //! Each field keeps its own invariants. The methods here are the steps that reads, writes and
 //! write-backs share: begin and end a job, allocate its memory, lock its range, move its data. The

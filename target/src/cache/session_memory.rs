@@ -15,8 +15,8 @@
 //! gets more only while it keeps at most four times the memory that its host may still take. One
 //! session alone keeps four parts of nineteen of the memory, so some of its host's memory is left
 //! to the next session. When a session keeps nothing and its host has too little left for its
-//! request, that session goes before all other sessions of the host ([`Host::is_short`]): small
-//! requests of others, however many, cannot keep it from a large one.
+//! request, that session goes before all other sessions of the host ([`HostShare::is_short`]):
+//! small requests of others, however many, cannot keep it from a large one.
 //!
 //! Most lends need only one comparison: a host may always keep one part of [`QUICK`] of the memory,
 //! unless a job of one of its sessions waits.

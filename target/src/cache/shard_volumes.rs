@@ -1,7 +1,7 @@
-//! [`Volumes`]: a shard's state of each volume, and the counters it publishes.
+//! [`ShardVolumes`]: a shard's state of each volume, and the counters it publishes.
 //!
-//! A shard counts in plain numbers. [`Volumes::publish`] and [`Volumes::publish_some`] copy them to
-//! memory that other threads read.
+//! A shard counts in plain numbers. [`ShardVolumes::publish`] and
+//! [`ShardVolumes::publish_some`] copy them to memory that other threads read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`Stopping`]: the progress of a shard that stops. Pure.
+//! [`ShardStopping`]: the progress of a shard that stops. Pure.
 //!
 //! A shard that stops flushes its volumes and then syncs their stores, each volume on its own: a
 //! store that hangs or refuses does not affect the others. A refused flush is retried as long as

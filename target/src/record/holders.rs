@@ -142,7 +142,7 @@ impl Holders {
 
     /// Serves a volume from that store, which may have no identity. If it is another store than
     /// before, the generation of the last holder ends: a host that has it is refused when it comes
-    /// back. Any result but [`Served::AsBefore`] must be recorded before that.
+    /// back. Any result but [`ServedFrom::AsBefore`] must be recorded before that.
     pub(crate) fn serve(
         &mut self,
         volume: VolumeUuid,
@@ -163,7 +163,7 @@ impl Holders {
     }
 
     /// As [`Self::serve`], for a volume that this run did not serve until now. A volume that may
-    /// not be the one that was served before under this name is [`Served::Replaced`]: one in
+    /// not be the one that was served before under this name is [`ServedFrom::Replaced`]: one in
     /// memory, and one whose store has no identity.
     pub(crate) fn serve_anew(
         &mut self,

@@ -130,8 +130,9 @@ impl Syncs {
         self.order().look(number, door)
     }
 
-    /// The sync that [`Look::Run`] gave to the owner of `door` ended. Returns whether this result
-    /// is the loss: true once in the life of a backing. The owner looks at all its flushes next.
+    /// The sync that [`SyncLook::Run`] gave to the owner of `door` ended. Returns whether this
+    /// result is the loss: true once in the life of a backing. The owner looks at all its flushes
+    /// next.
     pub(super) fn end(&self, result: Result<(), Errno>, door: &Door) -> bool {
         let SyncEnd { rings, is_loss } = self.order().end(result, door);
         rings.iter().for_each(Door::ring);

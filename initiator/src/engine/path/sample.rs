@@ -1,6 +1,6 @@
 //! Paths of the in-memory network, for tests.
 
-use rblk_fabric::soft::network::{Network, Wire};
+use rblk_fabric::soft::network::{FaultyWire, Network};
 use rblk_fabric::{Device, PollerHandle, ProtectionDomain};
 use rblk_protocol::{InstanceId, Nonce, Version};
 
@@ -12,7 +12,11 @@ pub(crate) const DEPTH: u16 = 4;
 pub(crate) const DATA_MAX: usize = 16 << 10;
 
 /// A path with a silent target, and its cable. Without a cable there is no QP.
-pub(crate) fn path(network: &Network, buffers: &Arc<Region>, cabled: bool) -> (Path, Option<Wire>) {
+pub(crate) fn path(
+    network: &Network,
+    buffers: &Arc<Region>,
+    cabled: bool,
+) -> (Path, Option<FaultyWire>) {
     let domain = || Device::Soft(network.device()).alloc_pd().unwrap();
     let (pd, far) = (domain(), domain());
     let depth = QueueDepth::new(DEPTH).unwrap();

@@ -60,7 +60,8 @@ impl Polled {
         self.epoll.as_fd()
     }
 
-    /// Takes a request under the [next](Pending::next) tag. It is posted with the next turn.
+    /// Takes a request under the [next](PendingRequests::next) tag. It is posted with the next
+    /// turn.
     #[inline]
     pub(super) fn submit(
         &mut self,

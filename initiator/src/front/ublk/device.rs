@@ -282,8 +282,8 @@ impl Device {
     }
 
     /// Stops the disk while the queues serve it, until each gets
-    /// [`Event::Stopping`](super::Event::Stopping). Waits for requests in flight. Unmount and sync
-    /// first: on a recoverable device the kernel drops the data left in its page cache.
+    /// [`UblkEvent::Stopping`](super::UblkEvent::Stopping). Waits for requests in flight. Unmount
+    /// and sync first: on a recoverable device the kernel drops the data left in its page cache.
     ///
     /// Only for a server that is sure to answer. The kernel waits uninterruptibly, on a worker
     /// thread of this process: if the process is killed meanwhile with a request unanswered, it

@@ -1,5 +1,5 @@
-//! [`Device`]: the disk of a guest, for one front end after the other: the threads of its rings and
-//! the way to control.
+//! [`GuestDevice`]: the disk of a guest, for one front end after the other: the threads of its
+//! rings and the way to control.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`Disk`]: the disk as the guest sees it: features and configuration space. Pure.
+//! [`GuestDisk`]: the disk as the guest sees it: features and configuration space. Pure.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,

@@ -1,6 +1,6 @@
 //! [`CqShares`]: the entries that each account has of each CQ. Pure.
 //!
-//! A CQ of a poll group has room for the WRs of many connections, and no more. An [`Payer`] may
+//! A CQ of a poll group has room for the WRs of many connections, and no more. A [`Payer`] may
 //! have at most three quarters of the entries that the others leave, so that one that connects
 //! often or deep leaves room for a next one. A connection is booked on its address until it has
 //! proven its session. All strangers together have at most a quarter of a CQ, from however many

@@ -26,7 +26,7 @@
 //! written are given up ([`VolumeStep::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Record" makes durable, before a host may write, that writes are at risk
-//! ([`AtRisk`](crate::record::AtRisk)). "Lower" records a smaller risk. If that cannot be written,
+//! ([`AtRisk`]). "Lower" records a smaller risk. If that cannot be written,
 //! the record overstates the risk, which is safe.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes

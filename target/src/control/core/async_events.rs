@@ -1,4 +1,4 @@
-//! [`Events`]: the ASYNC_EVENTs that are parked until there is news, and the news that their
+//! [`AsyncEvents`]: the ASYNC_EVENTs that are parked until there is news, and the news that their
 //! sessions still miss.
 //!
 //! An event says that there is news, but not which: it is not sealed, so a host asks for the new

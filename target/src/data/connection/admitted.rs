@@ -1,4 +1,4 @@
-//! [`Admitted`]: the next step for a command that came.
+//! [`AdmittedCommand`]: the next step for a command that came.
 
 use rblk_protocol::{CommandCapsule, ConnectionKind, Features, Opcode, Status};
 

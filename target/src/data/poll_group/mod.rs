@@ -5,8 +5,8 @@
 //! CQ, the other poll groups' messages and the store, moves requests forward, then posts: one list
 //! of RECVs and one list of send WRs per connection. The poll group of a connection serves its
 //! commands; memory and store belong to a [`Shard`], of this group or another, and are always asked
-//! for by messages. The thread around it ([`thread`]) sleeps and wakes; tests and simulations call
-//! [`PollGroup::turn`] themselves, with a store and a fabric of their own.
+//! for by messages. The thread around it ([`group_thread`]) sleeps and wakes; tests and simulations
+//! call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
 //!
 //! The way of a command. Each module is entered once on the way down and once on the way up:
 //!

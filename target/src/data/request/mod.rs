@@ -1,6 +1,6 @@
 //! [`Request`]: one command inside the target, as a state machine without I/O.
 //!
-//! [`Request::step`] takes an [`RequestEvent`] and returns the [`Action`] to carry out. No other
+//! [`Request::step`] takes a [`RequestEvent`] and returns the [`Action`] to carry out. No other
 //! code changes the state of a request. The states are named after the awaited event:
 //!
 //! ```text

@@ -3,8 +3,8 @@
 //!
 //! Contract: a configuration that cannot work is refused with numbers and a fix before any memory
 //! is allocated. The kernel's own answer comes late and kills the process: pages are pinned while
-//! devices and rings register them. The host's values are read into a [`Host`]; the decision is
-//! pure. A value that cannot be read causes no refusal.
+//! devices and rings register them. The host's values are read into [`HostMemory`]; the decision
+//! is pure. A value that cannot be read causes no refusal.
 //!
 //! The arena is always pinned: by the RDMA device, or else by the rings of the poll groups. Only an
 //! RDMA device pins volumes in memory; over TCP their pages count once they were written.

@@ -80,7 +80,7 @@ pub enum UblkEvent {
     /// A watched descriptor cannot be watched any more (errno); its place is free.
     WatchEnded(DescriptorToken, i32),
     /// Sent once: the disk is being stopped or parked. Answer the held requests; the queue is
-    /// [down](Queue::is_down) after that and can be dropped.
+    /// [down](UblkQueue::is_down) after that and can be dropped.
     Stopping,
     /// The driver refused a command (errno). The tag is lost until the device is recovered; any of
     /// its requests hangs. Not seen with a correct caller.
