@@ -59,7 +59,7 @@ pub(crate) fn run(args: &HwCheckArgs) -> Result<bool> {
     let mut document = Document {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        command: crate::output::to_record(std::env::args()),
+        command: output::to_record(std::env::args()),
         address: args.address.clone(),
         kernel: crate::place::here().kernel,
         ..Document::default()
