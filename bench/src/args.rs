@@ -9,6 +9,7 @@ use rblk_config::ByteSize;
 use crate::cost::CostArgs;
 use crate::hw_check::args::HwCheckArgs;
 use crate::output::Output;
+use crate::peer::compare_volume::CompareVolume;
 
 /// Measures rblk beside its peers, and says where the time goes.
 ///
@@ -152,17 +153,6 @@ pub enum CompareEngine {
     /// By an engine of fio's that speaks to the server itself. Over TCP no RDMA and no ublk is
     /// needed.
     Direct,
-}
-
-/// Where rblk's volume is in `compare`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum CompareVolume {
-    /// In registered memory of the target.
-    Memory,
-    /// On a RAM disk, behind the cache.
-    RamDisk,
-    /// In a file, behind the cache.
-    File,
 }
 
 /// Arguments of `cost`.

@@ -21,6 +21,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail};
 
 use self::access::Access;
+use self::compare_volume::CompareVolume;
 use self::loaded::Loaded;
 use self::local::RamDisks;
 use self::nbd::Nbd;
@@ -30,9 +31,9 @@ use self::server::{NbdSocket, Server, file_of, iscsi_url};
 use self::target::{Carrier, Target, TargetSpec};
 use self::ublk_null::UblkNull;
 use self::undo::{Journal, Step, Undo};
-use crate::args::CompareVolume;
 
 pub(crate) mod access;
+pub(crate) mod compare_volume;
 pub(crate) mod daemon;
 pub(crate) mod loaded;
 pub(crate) mod local;
@@ -138,7 +139,7 @@ pub(crate) struct System {
 #[derive(Debug)]
 enum Counted {
     Mount(Box<Rblk>),
-    Target(Target),
+    Target(Box<Target>),
     Given(String),
     Nothing,
 }
@@ -255,7 +256,7 @@ impl System {
         let access = rblk::engine_access(&target, library, &variant.engine_lines)?;
         let detail = format!("one queue for each job, no mount, on {:?}", setting.volume);
         let target_pid = Some(target.pid());
-        let counted = Counted::Target(target);
+        let counted = Counted::Target(Box::new(target));
         Ok(Self { target_pid, _notes: notes, ..Self::new(access, detail, counted) })
     }
 

@@ -1,0 +1,14 @@
+//! [`CompareVolume`]: the place of rblk's volume in `compare`.
+
+use clap::ValueEnum;
+
+/// Where rblk's volume is in `compare`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CompareVolume {
+    /// In registered memory of the target.
+    Memory,
+    /// On a RAM disk, behind the cache.
+    RamDisk,
+    /// In a file, behind the cache.
+    File,
+}
