@@ -1,5 +1,5 @@
-//! [`Loaded`]: the kernel modules that a run loaded, each in the journal before it is loaded, so that
-//! it is unloaded at the end.
+//! [`Loaded`]: the kernel modules that a run loaded. Each is in the journal before it is loaded, so
+//! that it is unloaded at the end.
 
 use std::cell::RefCell;
 use std::path::Path;
