@@ -41,12 +41,6 @@ pub mod soft;
 mod verbs;
 mod work;
 
-/// A variable of the environment that a program with RDMA should have when it starts, with its
-/// value. With it, librdmacm and libibverbs free the objects of a device that is gone. Without it,
-/// each object of a device that was removed or reset stays in memory. libibverbs reads it once, so
-/// it cannot be set later.
-pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
-
 pub use address::source::Source;
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};

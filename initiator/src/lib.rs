@@ -1,7 +1,7 @@
 //! The initiator: turns a remote volume into a local block device.
 //!
 //! ```text
-//! commands, daemon   rblk-initiator; what rblk-initiatord has around its mount
+//! commands, daemon   umount, doctor; what rblk-initiatord has around its mount
 //! mount              a volume with a device, a note, a name and a control socket
 //! front              disk (on ublk), program, vhost: they make the requests
 //! volume             an open volume: session, link, course, queues as control sees them (tokio)

@@ -7,14 +7,19 @@
 //! | `metrics` | the Prometheus text format: [`exposition`] |
 //! | `socket` | Unix sockets that only their owner may use: [`private_socket`] |
 //! | `host` | the process, CPUs and devices of this host: [`precautions`], [`CpuList`], [`sysfs`] |
+//! | [`target`] | a target and its commands: flags, orders, status, events, counters, one socket |
+//! | [`mount`] | a mount and its commands: the same, and the lock and the log of a mount |
 //! | [`doctor`] | host facts, and the findings of both doctors |
 #![forbid(unsafe_code)]
 
 pub mod doctor;
+
 mod host;
 mod log;
 mod metrics;
+pub mod mount;
 mod socket;
+pub mod target;
 mod terminal;
 
 pub use host::cpu_list::{CpuList, NoCpuList};
@@ -24,6 +29,7 @@ pub use log::journal;
 pub use log::{Log, LogWriter};
 pub use metrics::exposition;
 pub use socket::private_socket;
+pub use terminal::exit_of::exit_of;
 pub use terminal::output::{CannotPrint, Output, wants_colour};
 pub use terminal::said_once::said_once;
 pub use terminal::{figures, screen, table};

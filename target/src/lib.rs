@@ -5,10 +5,10 @@
 //!    |                   |
 //!    |                control (tokio): requests -> Control -> connect, core -> peers
 //!    |                   |                    | mailbox          ^ channel
-//!    '--> operate <------|                    |                  |
-//!                     data (threads): poll_group::group_thread -> PollGroup -> connection, request
-//!                        |                       |-> cache -> store (io_uring)    |-> fabric (QPs)
-//!                     record, pool -> store -> volume, memory
+//!    |                   |                    |                  |
+//!    |                data (threads): poll_group::group_thread -> PollGroup -> connection, request
+//!    |                   |                       |-> cache -> store (io_uring)    |-> fabric (QPs)
+//!    '--------------> record, pool -> store -> volume, memory
 //! ```
 //!
 //! Calls go down, results come back as values: the loop in [`data::poll_group`] routes everything.
@@ -21,7 +21,6 @@ pub mod control;
 pub mod daemon;
 pub mod data;
 pub mod memory;
-pub mod operate;
 pub mod pool;
 pub mod record;
 #[allow(unsafe_code)] // io_uring takes pointers

@@ -13,8 +13,8 @@ use std::time::SystemTime;
 const PROGRAMS: [&str; 4] = ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord"];
 
 /// The crates that the programs are made of.
-const CRATES: [&str; 7] =
-    ["protocol", "runtime", "fabric", "config", "operate", "target", "initiator"];
+const CRATES: [&str; 8] =
+    ["protocol", "runtime", "fabric", "config", "operate", "target", "initiator", "cli"];
 
 /// The path of a program of the target or of the initiator.
 ///
@@ -74,7 +74,16 @@ fn build(directory: &Path) {
     let profile = profile(directory);
     let mut command = cargo();
     command.args(["build", "--bins"]);
-    command.args(["-p", "rblk-target", "-p", "rblk-initiator", "--profile", profile]);
+    command.args([
+        "-p",
+        "rblk-cli",
+        "-p",
+        "rblk-target",
+        "-p",
+        "rblk-initiator",
+        "--profile",
+        profile,
+    ]);
     command.arg("--target-dir").arg(directory.parent().expect("a target directory"));
     if cfg!(feature = "verbs") {
         command.args(["--features", "verbs"]);

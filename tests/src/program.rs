@@ -15,12 +15,12 @@ use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::volume::error::SessionError;
 use rblk_initiator::volume::session::{Credentials, HostIdentity, QueueWish, Session, VolumeClaim};
+use rblk_operate::target::ask::{Ask, Response};
+use rblk_operate::target::client::ask;
+use rblk_operate::target::status::TargetStatus;
 use rblk_protocol::{
     AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag,
 };
-use rblk_target::operate::ask::{Ask, Response};
-use rblk_target::operate::client::ask;
-use rblk_target::operate::status::TargetStatus;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 

@@ -12,7 +12,8 @@ use rblk_fabric::{
 };
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
-use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
+use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
+use rblk_operate::mount::queue_counts::QueueCounts;
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::limits::{ACCEPT_BYTES, COMMAND_BYTES, HELLO_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{

@@ -5,12 +5,12 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_operate::target::volume_counts::VolumeCounts;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::{Kind, RamStore, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::counts::VolumeCounts;
 use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::program::{Client, Target, program, run, wait_for, wait_for_equal};

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{ConnectOptions, ConnectionHello, FabricError, QpLimits, Route};
 use rblk_initiator::engine::io::IoOp;
 use rblk_initiator::volume::error::SessionError;
+use rblk_operate::target::status::TargetStatus;
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloReject, HelloRequest, QueueDepth, RejectReason,
     SessionId, Version,
 };
-use rblk_target::operate::status::TargetStatus;
 use rblk_tests::bed::pattern;
 use rblk_tests::nobody::assert_is_root;
 use rblk_tests::program::{

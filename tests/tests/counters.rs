@@ -3,13 +3,13 @@
 
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::engine::io::IoOp;
+use rblk_operate::target::traffic::{IoCounts, VolumeTimes};
 use rblk_protocol::width::{narrow, wide};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::VolumeIndex;
-use rblk_target::volume::traffic::{IoCounts, VolumeTimes};
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, NULL, STORE, VOLUME_BYTES};
 
 const VOLUMES: [VolumeIndex; 4] = [MEMORY, NULL, STORE, FROZEN];

@@ -454,7 +454,10 @@ fn counted(
     op: IoOp,
     bytes: u64,
     ios: u64,
-) -> (rblk_initiator::engine::QueueCounts, rblk_target::data::group_stats::StatsSnapshot) {
+) -> (
+    rblk_operate::mount::queue_counts::QueueCounts,
+    rblk_operate::target::group_counts::StatsSnapshot,
+) {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, options);
     let rounds = |bed: &mut Bed, ios: u64| {

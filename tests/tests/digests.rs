@@ -4,7 +4,8 @@
 //! looks like a fault of the network.
 
 use rblk_initiator::engine::io::{Io, IoOp};
-use rblk_initiator::engine::{DigestFailure, PathEnd, QueueCounts};
+use rblk_initiator::engine::{DigestFailure, PathEnd};
+use rblk_operate::mount::queue_counts::QueueCounts;
 use rblk_protocol::digest::crc32c;
 use rblk_protocol::{
     AccessMode, BlockSize, CommandCapsule, DataDigests, Features, Immediate, KeyedDescriptor,

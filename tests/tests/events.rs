@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use rblk_operate::target::events::{Event, EventKind};
 use rblk_protocol::AccessMode;
-use rblk_target::operate::events::{Event, EventKind};
 use rblk_tests::program::{Client, Ended, Target, program, run, wait_for};
 
 fn command(target: &Target, args: &[&str]) -> Command {

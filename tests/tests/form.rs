@@ -29,8 +29,8 @@ fn leaves(name: &str) -> Vec<String> {
         below.iter().for_each(|c| walk(c, &format!("{before} {}", c.get_name()), found));
     }
     let mut command = match name {
-        "rblk-target" => rblk_target::commands::args::Cli::command(),
-        _ => rblk_initiator::commands::args::Cli::command(),
+        "rblk-target" => rblk_operate::target::flags::Cli::command(),
+        _ => rblk_operate::mount::flags::Cli::command(),
     };
     command.build();
     let mut found = Vec::new();

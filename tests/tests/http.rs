@@ -369,8 +369,8 @@ fn unknown(expressions: &str, known: &BTreeSet<&str>) -> Vec<String> {
 fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let text = metrics_of_work(dir.path());
-    let mount = rblk_initiator::mount::mount_metrics::metrics(
-        &[rblk_initiator::volume::status::MountStatus::default()],
+    let mount = rblk_cli::initiator::mount_metrics::metrics(
+        &[rblk_operate::mount::mount_status::MountStatus::default()],
         &[],
     );
     let known: BTreeSet<&str> = families(&text).union(&families(&mount)).copied().collect();

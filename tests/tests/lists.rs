@@ -1,8 +1,10 @@
 //! Several capsules in one message: the packing, the meaning of a list, and the effect of a list
 //! that breaks a rule.
 
+use rblk_initiator::engine::PathEnd;
 use rblk_initiator::engine::io::{Io, IoOp};
-use rblk_initiator::engine::{PathEnd, QueueCounts};
+use rblk_operate::mount::queue_counts::QueueCounts;
+use rblk_operate::target::group_counts::StatsSnapshot;
 use rblk_protocol::limits::{COMMAND_LIST_BYTES, LIST_MAX};
 use rblk_protocol::{
     BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status,
@@ -11,7 +13,6 @@ use rblk_protocol::{
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::data::group_stats::StatsSnapshot;
 use rblk_target::volume::ids::{SessionIndex, VolumeIndex};
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer, RawTarget};

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rblk_initiator::engine::io::IoOp;
-use rblk_target::operate::events::{Event, EventKind};
-use rblk_target::operate::status::TargetStatus;
-use rblk_target::store::StoreFaultKind;
+use rblk_operate::target::events::{Event, EventKind};
+use rblk_operate::target::status::TargetStatus;
+use rblk_operate::target::store_fault::StoreFaultKind;
 use rblk_tests::bed::pattern;
 use rblk_tests::http::get;
 use rblk_tests::nobody::assert_is_root;

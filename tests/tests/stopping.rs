@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use rblk_operate::target::status::{DrainStatus, UnsavedStatus};
 use rblk_protocol::WriteVerifier;
-use rblk_target::operate::status::{DrainStatus, UnsavedStatus};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, program, run, wait_for};
 

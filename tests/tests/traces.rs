@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use rblk_target::operate::trace_line::TraceLine;
+use rblk_operate::target::trace_line::TraceLine;
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Ended, Target, program, run, wait_for};
 

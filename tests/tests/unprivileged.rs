@@ -8,7 +8,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rblk_initiator::mount::run_dir::make_private;
+use rblk_operate::mount::run_dir::make_private;
 use rblk_tests::nobody::{Nobody, assert_is_root};
 use rblk_tests::program::{Target, assert_nothing_left, assert_refused, free_port, run};
 

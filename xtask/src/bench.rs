@@ -23,6 +23,8 @@ use crate::workspace::Workspace;
 const SELECTION: &[&str] = &[
     "--bins",
     "-p",
+    "rblk-cli",
+    "-p",
     "rblk-target",
     "-p",
     "rblk-initiator",

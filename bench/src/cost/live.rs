@@ -31,7 +31,7 @@ pub struct LiveArgs {
     #[arg(long, value_name = "SECS", requires = "live", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
     /// Control socket of the target, if it runs here.
-    #[arg(long, value_name = "PATH", requires = "live", default_value = rblk_target::commands::args::CONTROL_SOCKET)]
+    #[arg(long, value_name = "PATH", requires = "live", default_value = rblk_operate::target::flags::CONTROL_SOCKET)]
     pub target_socket: PathBuf,
 }
 

@@ -7,12 +7,12 @@
 
 use anyhow::{Context, Result, ensure};
 use rblk_fabric::Transport;
-use rblk_initiator::engine::QueueCounts;
+use rblk_operate::mount::queue_counts::QueueCounts;
+use rblk_operate::target::group_counts::StatsSnapshot;
 use rblk_protocol::{AccessMode, Features, Tag};
 use rblk_rig::allocations;
 use rblk_rig::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::data::group_stats::StatsSnapshot;
 use rblk_target::volume::ids::VolumeIndex;
 use serde::{Deserialize, Serialize};
 

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use rblk_initiator::mount::socket as mount_socket;
-use rblk_initiator::volume::status::MountStatus;
-use rblk_target::operate::ask as target_ask;
-use rblk_target::operate::status::TargetStatus;
+use rblk_operate::mount::mount_ask as mount_socket;
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::target::ask as target_ask;
+use rblk_operate::target::status::TargetStatus;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -22,7 +22,7 @@ const ANSWER_MAX: u64 = 4 << 20;
 
 /// Removes a mount: in good order, else by force, else by ending its process.
 pub(super) fn unmount(program: &Path, name: &str, tag: &str) -> Result<()> {
-    let is_there = || rblk_initiator::mount::run_dir::names().iter().any(|known| known == name);
+    let is_there = || rblk_operate::mount::run_dir::names().iter().any(|known| known == name);
     let umount = |force: bool| {
         let mut command = Command::new(program);
         command.args(["umount", name]).args(force.then_some("--force"));
@@ -62,7 +62,7 @@ pub(crate) fn target_status(socket: &Path) -> Option<TargetStatus> {
 
 pub(crate) fn mount_of(device: &Path) -> Option<MountStatus> {
     let mounts =
-        rblk_initiator::mount::run_dir::names().into_iter().filter_map(|name| mount_status(&name));
+        rblk_operate::mount::run_dir::names().into_iter().filter_map(|name| mount_status(&name));
     mounts.into_iter().find(|status| Path::new(&status.device) == device)
 }
 

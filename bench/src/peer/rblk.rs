@@ -8,9 +8,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rblk_initiator::engine::QueueCounts;
-use rblk_initiator::volume::status::MountStatus;
-use rblk_target::data::group_stats::StatsSnapshot;
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::queue_counts::QueueCounts;
+use rblk_operate::target::group_counts::StatsSnapshot;
 use serde::Serialize;
 
 use super::access::Access;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::Address;
-use rblk_target::operate::status::TargetStatus;
+use rblk_operate::target::status::TargetStatus;
 
 use super::daemon::target_status;
 use super::undo::{Journal, Step, Undo};

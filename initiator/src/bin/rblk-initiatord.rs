@@ -9,19 +9,23 @@ use std::time::Duration;
 use anyhow::Context;
 use rblk_config::{ByteSize, Exit};
 use rblk_fabric::{Address, ConnectOptions};
-use rblk_initiator::commands::args::{
-    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
-    exit_of,
-};
-use rblk_initiator::daemon::log_file::LogFile;
+use rblk_initiator::commands::{doctor, umount};
+use rblk_initiator::daemon::dead_mounts;
+use rblk_initiator::daemon::flag_credentials::credentials;
+use rblk_initiator::daemon::initiatord_exit::exit_of;
 use rblk_initiator::daemon::mount_journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::probe::Wanted;
 use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::volume::host_identity::host_identity;
 use rblk_initiator::volume::session::Session;
-use rblk_initiator::volume::status::MountStatus;
 use rblk_operate::journal::JournalFormat;
+use rblk_operate::mount::flags::{
+    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
+};
+use rblk_operate::mount::image;
+use rblk_operate::mount::log_file::LogFile;
+use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
@@ -65,25 +69,28 @@ fn main() -> ExitCode {
             probe(&args)
         }
         Command::LookAt { disk, size_bytes, block_size } => {
-            let looked = rblk_initiator::mount::device::image::here(&disk, size_bytes, block_size);
+            let looked = image::here(&disk, size_bytes, block_size);
             return if looked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
         Command::WriteBack { disk, unless_used, only_look } => {
-            let if_used = match (unless_used, only_look) {
-                (false, _) => IfUsed::Sync,
-                (true, false) => IfUsed::Refuse,
-                (true, true) => IfUsed::OnlyLook,
-            };
-            return ExitCode::from(rblk_initiator::mount::device::write_back::here(&disk, if_used));
+            return write_back(&disk, unless_used, only_look);
         }
-        Command::Umount { .. }
-        | Command::List
+        Command::Umount { what, file_systems, force } => {
+            die_of_closed_pipes();
+            return answered(umount::umount(&what, file_systems, force, output), output);
+        }
+        Command::Doctor(args) => {
+            die_of_closed_pipes();
+            return answered(look_at_host(&args, output), output);
+        }
+        Command::Leftovers { names } => return told(&dead_mounts::left(names), output),
+        Command::Users { disks } => return told(&dead_mounts::users(&disks), output),
+        Command::List
         | Command::Metrics { .. }
         | Command::Status { .. }
         | Command::Top { .. }
         | Command::Upgrade { .. }
         | Command::Reload { .. }
-        | Command::Doctor(_)
         | Command::Key(_) => {
             let text = "only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else";
             return output.end("rblk-initiatord", Exit::Usage, Some(text));
@@ -103,6 +110,38 @@ fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+}
+
+/// Writes the page cache of a disk back, for the process of a mount.
+fn write_back(disk: &str, unless_used: bool, only_look: bool) -> ExitCode {
+    let if_used = match (unless_used, only_look) {
+        (false, _) => IfUsed::Sync,
+        (true, false) => IfUsed::Refuse,
+        (true, true) => IfUsed::OnlyLook,
+    };
+    ExitCode::from(rblk_initiator::mount::device::write_back::here(disk, if_used))
+}
+
+/// The end of a command of `rblk-initiator` that this program carried out.
+fn answered(result: anyhow::Result<Exit>, output: Output) -> ExitCode {
+    match result {
+        Ok(exit) => output.end("rblk-initiator", exit, None),
+        Err(error) => {
+            output.end("rblk-initiator", exit_of(&error), Some(&said_once(error.as_ref())))
+        }
+    }
+}
+
+/// Prints the answer for the command that asks, in one line.
+fn told(found: &impl Serialize, output: Output) -> ExitCode {
+    let told = Output::Json.item(found, String::new);
+    answered(told.map(|()| Exit::Ok).map_err(Into::into), output)
+}
+
+fn look_at_host(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
+    let report = doctor::doctor(args, &std::env::current_exe()?)?;
+    output.answer(&report, || report.to_string())?;
+    Ok(report.exit())
 }
 
 /// The lines of the log and their output: the journal if it reads the standard error, or the file
@@ -251,7 +290,7 @@ fn serve(
 /// Logs a contradiction between the image of a mount and its block size. Nothing waits for that.
 fn tell_of_image(status: MountStatus) {
     let look = move || {
-        if let Some(found) = rblk_initiator::mount::device::image::elsewhere(&status) {
+        if let Some(found) = image::elsewhere(&status) {
             tracing::warn!(device = status.device, "{found}");
         }
     };
@@ -286,7 +325,7 @@ fn report(foreground: bool, report: &Report, output: Output) {
 fn prepare_process(lines: &mut LogLines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     if !nix::unistd::geteuid().is_root() {
-        return Err(rblk_initiator::mount::NotRoot.into());
+        return Err(rblk_operate::mount::not_there::NotRoot.into());
     }
     raise_limits();
     precautions::take(OOM_SCORE);
@@ -351,7 +390,7 @@ fn load_tls() {
 /// Tries a target for `rblk-initiator doctor`, which reads the one printed line.
 fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let [address] = args.address.as_slice() else { anyhow::bail!("--probe needs one address") };
-    let credentials = args.identity.credentials()?;
+    let credentials = credentials(&args.identity)?;
     let encrypt = args.encrypt.unwrap_or_default();
     let wanted = Wanted { volume: args.read.clone(), bytes: args.read_bytes };
     let found = rblk_initiator::daemon::probe::probe(
@@ -390,7 +429,7 @@ fn discover(
     output: Output,
 ) -> anyhow::Result<()> {
     let address: Address = address.parse()?;
-    let credentials = identity.credentials()?;
+    let credentials = credentials(identity)?;
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let host = host_identity(None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

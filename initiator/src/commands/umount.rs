@@ -7,23 +7,22 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crate::front::ublk::{DeviceInfo, UblkError, disk_path};
-use crate::mount::NotMounted;
 use crate::mount::device::file_systems::mounts_on;
 use crate::mount::device::holder::Use;
 use crate::mount::device::server::{ServedBy, Server};
 use crate::mount::device::write_back::user_of;
 use crate::mount::note::Note;
 use crate::mount::note::leftovers::{self, Purpose};
-use crate::mount::run_dir::{must_be_readable, names};
-use crate::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use rblk_config::Exit;
+use rblk_operate::mount::mount_ask::{Ask, Response, ask, lock_unless_served, socket_path};
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::not_there::NotMounted;
+use rblk_operate::mount::run_dir::{must_be_readable, names};
 use rblk_operate::{Output, said_once};
 use serde::Serialize;
 use tokio::runtime::Runtime;
-
-use super::status;
 
 /// Time for the answer of a mount.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
@@ -47,12 +46,10 @@ struct Unmounted<'n> {
 }
 
 /// Unmounts the mount of a name or a device.
-pub(crate) fn umount(
-    what: &str,
-    file_systems: bool,
-    force: bool,
-    output: Output,
-) -> anyhow::Result<Exit> {
+///
+/// # Errors
+/// The disk is in use, or the unmount fails.
+pub fn umount(what: &str, file_systems: bool, force: bool, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(name) = find_mount(what, &runtime) else {
@@ -89,6 +86,16 @@ pub(crate) fn umount(
             anyhow::bail!("the mount answered something else")
         }
         Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
+    }
+}
+
+/// Time for a mount to report its state.
+const STATUS_TIME: Duration = Duration::from_secs(2);
+
+async fn status(name: &str) -> Option<MountStatus> {
+    match ask(&socket_path(name), Ask::Status, STATUS_TIME).await {
+        Ok(Response::Status(status)) => Some(*status),
+        _ => None,
     }
 }
 
@@ -155,25 +162,6 @@ fn unmount_file_system(at: &str) -> anyhow::Result<()> {
     };
     anyhow::ensure!(status.success(), "umount ended with {status}");
     Ok(())
-}
-
-/// A line for `list` about a device without a note.
-pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
-    let device = disk_path(info.id).display().to_string();
-    match ServedBy::of(info) {
-        ServedBy::Process(pid) => format!(
-            "{device}: process {pid} serves it, and its note is gone, so no command can ask it; \
-             `rblk-initiator umount {device}` ends it if nothing uses the disk"
-        ),
-        ServedBy::Elsewhere => format!(
-            "{device}: it is served elsewhere (in another PID namespace or container), so no command here can ask \
-             it; unmount it there"
-        ),
-        ServedBy::Nobody => format!(
-            "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
-             fails the requests that wait for it"
-        ),
-    }
 }
 
 /// Removes a device without a note.

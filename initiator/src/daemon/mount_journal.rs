@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_operate::journal::{JOURNAL_SOCKET, JournalSocket, stderr_is_journal};
 
-use crate::volume::status::MountStatus;
+use rblk_operate::mount::mount_status::MountStatus;
 
 /// Longest value of a field, in characters: names and disks are shorter.
 const VALUE_CHARS_MAX: usize = 256;

@@ -54,9 +54,9 @@ use active_path::{ActivePath, BeatDue, LaneArrival, broken};
 use answer::CommandAnswer;
 pub use digests::DigestFailure;
 use digests::{AnswerVerdict, Digests};
+pub use latency::QueueLatency;
 use latency::RequestTimes;
-pub use latency::{MountOpTimes, MountTimes, QueueLatency};
-pub use stats::{QueueCounters, QueueCounts, QueueStats};
+pub use stats::QueueStats;
 
 /// Time limit of the self-test.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);

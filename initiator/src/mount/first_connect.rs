@@ -8,12 +8,13 @@ use tokio::sync::mpsc;
 
 use super::end_signals::EndSignals;
 use super::serving::LAST_WORDS;
-use super::socket::{Ask, Asked, MountSocket, Response};
+use super::socket::{Asked, MountSocket};
 use crate::engine::path::Path;
 use crate::volume::Volume;
 use crate::volume::begin::{First, connect_first};
 use crate::volume::session::HostIdentity;
-use crate::volume::status::{MountStatus, auth};
+use rblk_operate::mount::mount_ask::{Ask, Response};
+use rblk_operate::mount::mount_status::{MountStatus, auth};
 
 /// An unmount came before the device existed.
 #[derive(Debug, thiserror::Error)]

@@ -13,30 +13,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{ByteSize, DigestWish, MountConfig};
+use rblk_config::{ByteSize, MountConfig};
 use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
 use super::end_signals::EndSignals;
 use super::guest_end::GuestEnd;
-use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::guest::{GuestNote, InheritedGuestState};
 use super::note::leftovers::{Purpose, claim};
 use super::note::neighbour;
 use super::serving::LAST_WORDS;
-use super::socket::{Ask, Asked, MountSocket, Response};
+use super::socket::{Asked, MountSocket};
 use super::{OnReady, first_connect, recover};
 use crate::engine::path::Path as QueuePath;
 use crate::front::vhost::{FRONT, GuestDisk, GuestLeft, Memories, Served, ThreadParts};
 use crate::queue::FromQueue;
 use crate::volume::begin::{First, MayOpen, connect_first};
-use crate::volume::configured::Configured;
 use crate::volume::error::SessionError;
 use crate::volume::host_identity::id_of_guest;
 use crate::volume::queues::spin_mode;
 use crate::volume::session::HostIdentity;
 use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, task};
+use rblk_operate::mount::configured::Configured;
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::mount_ask::{Ask, Response};
 
 /// The delay before the next try, after a note could not be written.
 const NOTE_AGAIN: Duration = Duration::from_secs(1);
@@ -108,41 +109,6 @@ impl Drop for GuestSocket {
     fn drop(&mut self) {
         self.unlink();
     }
-}
-
-/// Refuses configurations that a guest's disk cannot have.
-///
-/// # Errors
-/// The configuration has an unsuited key.
-pub fn must_suit_guests(config: &MountConfig) -> anyhow::Result<()> {
-    let refuse = |key: &str, why: &str| -> anyhow::Result<()> {
-        Err(UnsuitedKey { key: key.to_owned(), why: why.to_owned() }.into())
-    };
-    if config.digest == DigestWish::Crc32c {
-        return refuse(
-            "digest",
-            "the digest of a READ travels behind its data, and in the memory of a guest there is no room for it: \
-             set it to \"auto\", which is \"off\" here",
-        );
-    }
-    if !config.shared_memory.is_empty() {
-        return refuse(
-            "shared_memory",
-            "the memory of the guest is shared by its front end: remove it",
-        );
-    }
-    if config.device_id.is_some() {
-        return refuse("device_id", "the disk of a guest has a socket and no device: remove it");
-    }
-    Ok(())
-}
-
-/// A key of the configuration that has no meaning for a guest's disk.
-#[derive(Debug, thiserror::Error)]
-#[error("`{key}` is for mounts, and not for the disk of a guest: {why}")]
-pub(crate) struct UnsuitedKey {
-    key: String,
-    why: String,
 }
 
 /// Serves a volume to front ends, until it is unmounted.

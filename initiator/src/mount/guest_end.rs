@@ -4,8 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::socket::{Asked, Response};
+use super::socket::Asked;
 use crate::front::vhost::Served;
+use rblk_operate::mount::mount_ask::Response;
 
 /// Time for the disk to end: a front end may wait for replies of a lost target, then the guest's
 /// writes are flushed, and the kernel may be slow to destroy QPs.

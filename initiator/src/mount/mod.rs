@@ -31,12 +31,9 @@ mod end_signals;
 mod first_connect;
 mod guest;
 mod guest_end;
-pub mod lock;
-pub mod mount_metrics;
 mod mounted;
 pub mod note;
 mod recover;
-pub mod run_dir;
 mod serving;
 pub mod socket;
 mod start;
@@ -51,17 +48,17 @@ use crate::front::disk;
 use crate::front::ublk::{Control, Device};
 use crate::queue::FromQueue;
 use crate::volume::begin::First;
-use crate::volume::configured::Configured;
 use crate::volume::session::HostIdentity;
-use crate::volume::status::MountStatus;
 use end_signals::EndSignals;
 pub use first_connect::ToldToEnd;
-pub(crate) use guest::{BadSocket, UnsuitedKey};
-pub use guest::{GuestSocket, must_suit_guests, run_guest};
-use lock::MountLock;
+pub(crate) use guest::BadSocket;
+pub use guest::{GuestSocket, run_guest};
 use mounted::Mount;
 use note::leftovers::{self, Claimed, Purpose};
 use note::neighbour;
+use rblk_operate::mount::configured::Configured;
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::mount_status::MountStatus;
 pub use recover::check;
 use serving::{DeviceHandOver, Serving};
 use socket::MountSocket;
@@ -75,24 +72,6 @@ pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);
 pub(crate) struct AlreadyMounted {
     /// The name.
     pub name: String,
-}
-
-/// Mounts need root.
-#[derive(Debug, thiserror::Error)]
-#[error("this needs root: the ublk driver and the mounts are root's. Run it with sudo")]
-pub struct NotRoot;
-
-/// A process in the background is listed with the mounts.
-#[derive(Debug, thiserror::Error)]
-#[error("in the background this needs root: give --foreground, or run it with sudo")]
-pub struct NotInBackground;
-
-/// There is no mount of that name or device.
-#[derive(Debug, thiserror::Error)]
-#[error("`{what}` is not mounted; see `rblk-initiator list`")]
-pub struct NotMounted {
-    /// Name or device.
-    pub what: String,
 }
 
 /// Mounts a volume, and serves until it is unmounted. `take_over` fences the host that holds the
@@ -132,8 +111,9 @@ pub async fn run(
 /// noticed the death of the old process.
 ///
 /// # Errors
-/// [`NotMounted`] when there is nothing to recover, [`AlreadyMounted`] when another process serves
-/// it; any reason why the device cannot be served, which then stays for another try.
+/// [`NotMounted`](rblk_operate::mount::not_there::NotMounted) when there is nothing to recover,
+/// [`AlreadyMounted`] when another process serves it; any reason why the device cannot be served,
+/// which then stays for another try.
 pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyhow::Result<()> {
     let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, inherited).await?;

@@ -19,22 +19,24 @@ use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
+use super::AlreadyMounted;
 use super::end_signals::EndSignals;
-use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
 use super::note::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
 use super::serving::Serving;
-use super::socket::{MountSocket, lock_unless_served};
+use super::socket::MountSocket;
 use super::start::start_device;
-use super::{AlreadyMounted, NotMounted};
 use crate::engine::durability::Durability;
 use crate::front::ublk::{Control, Device, DeviceInfo, DiskParams};
 use crate::volume::begin::queue_memory;
-use crate::volume::configured::Configured;
 use crate::volume::host_identity::host_name;
 use crate::volume::setup::credentials_of;
 use crate::volume::{Volume, target_keys};
+use rblk_operate::mount::configured::Configured;
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::mount_ask::lock_unless_served;
+use rblk_operate::mount::not_there::NotMounted;
 
 const PAGE: usize = 4096;
 /// Time for the device of a failed mount to go away.

@@ -9,14 +9,15 @@ use tokio::sync::mpsc;
 
 use super::OnReady;
 use super::end_signals::EndSignals;
-use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
-use super::socket::{Ask, Asked, MountSocket, Response};
+use super::socket::{Asked, MountSocket};
 use super::unmount::{MountEnd, UnmountProgress};
 use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 use crate::volume::task;
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::mount_ask::{Ask, Response};
 
 /// Time to deliver an answer before the process ends.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);

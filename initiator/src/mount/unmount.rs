@@ -13,9 +13,10 @@ use rblk_operate::said_once;
 
 use super::device::write_back::{IfUsed, Left, WrittenBack, elsewhere};
 use super::mounted::Mount;
-use super::socket::{Ask, Asked, Response};
+use super::socket::Asked;
 use super::upgrade;
 use crate::volume::task::{self, Running};
+use rblk_operate::mount::mount_ask::{Ask, Response};
 
 /// Time that an unmount waits for a lost target.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);

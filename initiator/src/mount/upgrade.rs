@@ -18,9 +18,9 @@ use std::path::Path;
 
 use nix::unistd::execv;
 
-use super::lock::MountLock;
 use super::mounted::Mount;
-use super::socket::Response;
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::mount_ask::Response;
 
 /// The reason why a device cannot be handed over to a program, if this process can see one.
 pub(super) fn refusal(mount: &Mount, program: &Path) -> Option<Response> {

@@ -13,7 +13,6 @@ use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
 
 use super::Volume;
-use super::configured::KeysFile;
 use super::course::Facts;
 use super::error::SessionError;
 use super::link::{access_mode, options};
@@ -23,6 +22,7 @@ use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
+use rblk_operate::mount::configured::KeysFile;
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::status::MountStatus;
+use rblk_operate::mount::mount_status::MountStatus;
 
 /// Limit of the logged reasons for failed tries in one outage.
 const LOGGED_MAX: usize = 32;

@@ -27,7 +27,6 @@ use super::session::{Credentials, Session, VolumeClaim};
 use super::settle::{SettleParts, flush};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
-use super::status::{Fallback, MountStatus, auth};
 use super::stuck_data::StuckData;
 use super::task;
 use super::{EIO, ENODEV};
@@ -35,6 +34,7 @@ use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
+use rblk_operate::mount::mount_status::{Fallback, MountStatus, auth};
 
 /// A mount's connection to its target.
 #[derive(Debug)]

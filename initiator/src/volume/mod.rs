@@ -3,7 +3,6 @@
 
 pub mod admin;
 pub(crate) mod begin;
-pub mod configured;
 pub mod course;
 pub mod error;
 mod history;
@@ -17,7 +16,6 @@ pub mod session;
 pub mod settle;
 pub(crate) mod setup;
 pub(crate) mod shared_memory;
-pub mod status;
 mod stuck_data;
 pub(crate) mod target_keys;
 pub(crate) mod task;

@@ -8,10 +8,10 @@ use rblk_config::{DigestWish, MountConfig};
 use rblk_fabric::{Address, Region};
 use rblk_protocol::{Features, Name};
 
-use super::configured::KeysFile;
 use super::session::{Credentials, HostIdentity, QueueWish, Session};
 use super::shared_memory::SharedMemory;
 use crate::engine::path::Path;
+use rblk_operate::mount::configured::KeysFile;
 
 /// The parameters with which a mount reaches its volume.
 #[derive(Clone, Debug)]

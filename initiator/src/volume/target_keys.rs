@@ -13,9 +13,9 @@ use rblk_config::{ConfigError, MountConfig};
 use rblk_operate::said_once;
 use rblk_protocol::auth::PublicKey;
 
-use super::configured::KeysFile;
 use super::session::Credentials;
 use super::setup::credentials_of;
+use rblk_operate::mount::configured::KeysFile;
 
 /// The reason why the keys stay as they were.
 #[derive(Debug, thiserror::Error)]
@@ -159,8 +159,8 @@ mod tests {
 
     use rblk_protocol::auth::SecretKey;
 
-    use super::super::configured::ByFlags;
     use super::*;
+    use rblk_operate::mount::configured::ByFlags;
 
     fn key() -> PublicKey {
         SecretKey::generate().unwrap().public()

@@ -1,5 +1,6 @@
 //! The answers of commands: text for people, and JSON documents.
 
+pub(crate) mod exit_of;
 pub mod figures;
 pub(crate) mod output;
 pub(crate) mod said_once;

@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use rblk_config::{Exit, TargetConfig, ignored_drop_ins};
 use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
+use rblk_operate::target::events::EVENT_LINES;
+use rblk_operate::target::flags::{Cli, Command, DoctorArgs, ServeArgs};
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
-use rblk_target::commands::args::{Cli, Command, ServeArgs, exit_of};
+use rblk_target::commands::check::check;
+use rblk_target::commands::doctor::{self, Seen};
 use rblk_target::control::hand_over::{Inherited, Successor};
-use rblk_target::daemon::process_signals;
 use rblk_target::daemon::serve::serve;
-use rblk_target::operate::events::EVENT_LINES;
+use rblk_target::daemon::targetd_exit::exit_of;
+use rblk_target::daemon::{CAN_RDMA, process_signals};
 use tracing_subscriber::EnvFilter;
 
 /// All hosts wait while the target is dead. The unit sets this score, too.
@@ -26,14 +29,18 @@ fn main() -> ExitCode {
     let inherited = Inherited::take();
     let (output, args) = match Cli::of_process() {
         Ok(Cli { output, command: Command::Serve(args) }) => (output, args),
-        Ok(Cli { output, .. }) => {
-            let text = "only `serve`; use rblk-target for everything else";
-            return output.end("rblk-targetd", Exit::Usage, Some(text));
-        }
+        Ok(Cli { output, command }) => return carry_out(command, output),
         Err(code) => return code,
     };
     if args.check_take_over {
         return check_take_over(&args);
+    }
+    // Before the first line of the log. A program that takes over has the configuration of the
+    // program before it.
+    if (args.dump_config || matches!(inherited, Ok(None)))
+        && let Some(code) = look_at_configuration(&args, output)
+    {
+        return code;
     }
     precautions::take(OOM_SCORE);
     // Before there is a second thread.
@@ -41,11 +48,7 @@ fn main() -> ExitCode {
         let text = format!("cannot hold signals: {error}");
         return output.end("rblk-targetd", Exit::Failure, Some(&text));
     }
-    let level = match args.verbose {
-        0 => "info",
-        1 => "debug",
-        _ => "trace",
-    };
+    let level = level(args.verbose);
     let (mut log, writer) = Log::new();
     let started = match journal() {
         Some(journal) => {
@@ -68,8 +71,9 @@ fn main() -> ExitCode {
         tracing::error!(error, "cannot take over from the program before: starting anew");
         None
     });
-    let served = configuration(&args, inherited.as_ref())
-        .and_then(|config| serve(&config, has_file, &mut inherited, move || args.configuration()));
+    let served = configuration(&args, inherited.as_ref()).and_then(|config| {
+        serve(&config, has_file, &mut inherited, move || args.configuration(CAN_RDMA))
+    });
     let end = end_of(served, inherited);
     log.end(LOG_PATIENCE, stderr());
     match end {
@@ -84,12 +88,79 @@ fn main() -> ExitCode {
     }
 }
 
+/// A reader that goes away (`| head`) ends this program like any other, without a message.
+fn die_of_closed_pipes() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: the default disposition runs no code of ours.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+}
+
+/// Carries out a command of `rblk-target` that opens stores, and refuses all others.
+fn carry_out(command: Command, output: Output) -> ExitCode {
+    match command {
+        Command::Check { config } => {
+            die_of_closed_pipes();
+            answered(check(&config, output), output)
+        }
+        Command::Doctor(args) => {
+            die_of_closed_pipes();
+            answered(doctor(&args, output), output)
+        }
+        _ => {
+            let text = "only `serve`; use rblk-target for everything else";
+            output.end("rblk-targetd", Exit::Usage, Some(text))
+        }
+    }
+}
+
+/// The end of a command of `rblk-target` that this program carried out.
+fn answered(result: anyhow::Result<Exit>, output: Output) -> ExitCode {
+    match result {
+        Ok(exit) => output.end("rblk-target", exit, None),
+        Err(error) => output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref()))),
+    }
+}
+
+fn level(verbose: u8) -> &'static str {
+    match verbose {
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    }
+}
+
+/// Checks the configuration. `None`: it is valid, and the target shall serve it.
+fn look_at_configuration(args: &ServeArgs, output: Output) -> Option<ExitCode> {
+    match args.configuration(CAN_RDMA) {
+        Ok(config) if args.dump_config => Some(answered(dump(&config, output), output)),
+        Ok(_) => None,
+        Err(error) => Some(answered(Err(error), output)),
+    }
+}
+
+/// Prints the configuration that flags and files result in.
+fn dump(config: &TargetConfig, output: Output) -> anyhow::Result<Exit> {
+    output.toml(&config.dump()?)?;
+    Ok(Exit::Ok)
+}
+
+fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
+    if let (Some(user), Some(config)) = (args.as_user, &args.config) {
+        let seen = Seen::as_user(user, config, args.with_stores)?;
+        Output::Json.item(&seen, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    let report = doctor::doctor(args.config.as_deref())?;
+    output.answer(&report, || report.to_string())?;
+    Ok(report.exit())
+}
+
 /// The configuration to start with: the one that the program before left, or that of files and
 /// flags.
 fn configuration(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<TargetConfig> {
     match inherited.map(Inherited::configuration).transpose()?.flatten() {
         Some(left) => Ok(left),
-        None => args.configuration(),
+        None => args.configuration(CAN_RDMA),
     }
 }
 
@@ -120,7 +191,7 @@ fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited
 
 /// Reports whether this program could take over.
 fn check_take_over(args: &ServeArgs) -> ExitCode {
-    let said = args.configuration().and_then(|config| {
+    let said = args.configuration(CAN_RDMA).and_then(|config| {
         Ok(serde_json::to_string(&rblk_target::daemon::serve::check_take_over(&config)?)?)
     });
     let output = Output::Table;

@@ -16,25 +16,25 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `shard_messages.rs` | requests to shards, their replies, and lent memory |
-//! | `shard.rs` | the shard: takes requests, decides what each job does next |
-//! | `read.rs`, `write.rs`, `change.rs` | the steps of reads, of writes, and of discards |
+//! | `shard.rs` | the shard: takes requests, decides the next step of each job |
+//! | `read_job.rs`, `write_job.rs`, `change.rs` | the steps of reads, of writes, and of discards |
 //! | `write_backs.rs` | dirty blocks on their way to the store, and flushes |
-//! | `memory.rs` | which job gets memory, and when |
-//! | `minimums.rs`, `slots/minimum.rs` | what a volume keeps of the cache when others need memory |
-//! | `maximums.rs`, `slots/maximum.rs` | what a volume has of the cache at most |
-//! | `sessions.rs` | how much memory the peers of a session may keep |
-//! | `core.rs` | what all jobs work with: the fields below |
-//! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
-//! | `policy/mod.rs` | which slot leaves: S3-FIFO. Pure |
+//! | `memory_queue.rs` | the order in which jobs get memory |
+//! | `minimums.rs`, `slots/minimum.rs` | the cache that a volume keeps when others need memory |
+//! | `maximums.rs`, `slots/maximum.rs` | the most cache that a volume may have |
+//! | `session_memory.rs` | how much memory the peers of a session may keep |
+//! | `core.rs` | the state that all jobs use: the fields below |
+//! | `slots/mod.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
+//! | `policy/mod.rs` | the choice of the slot to evict: S3-FIFO. Pure |
 //! | `range_lock/mod.rs`, `locks.rs` | which job works on which range of a store |
 //! | `job.rs`, `span.rs`, `block_write.rs` | jobs, their ranges, and writes too small for a job |
-//! | `volumes.rs` | the volumes of a shard, and what it publishes of them |
+//! | `shard_volumes.rs` | the volumes of a shard, and the figures it publishes of them |
 //! | `store_queue.rs` | the store, and operations that wait to go there |
-//! | `answers.rs`, `clock.rs`, `lists.rs` | answers, time, lists that are used again |
-//! | `reshape.rs` | a volume that changes while others are served |
-//! | `stop.rs` | how far the end of a shard is |
+//! | `answers.rs`, `shard_clock.rs`, `lists.rs` | answers, time, reused lists |
+//! | `reshape.rs` | the change of one volume while others are served |
+//! | `stop.rs` | the steps in which a shard stops |
 //!
-//! What holds, whatever the mode:
+//! These invariants hold in every cache mode:
 //!
 //! - **A slot's bytes never change while the slot is in the index.** A write lands in slots of its
 //!   own, which then take the place of the old ones. An old slot is freed when the last RDMA or

@@ -42,9 +42,9 @@ use crate::cache::{read_job, write_job};
 use crate::memory::arena::Arena;
 use crate::store::{OpDone, OpKind, Store};
 use crate::volume::CacheMode;
-use crate::volume::counts::VolumeStats;
 use crate::volume::ids::{HostIndex, SessionIndex, VolumeIndex};
 use crate::volume::timing::Spent;
+use rblk_operate::target::volume_counts::VolumeStats;
 
 /// One poll group's part of the cache. See the module.
 pub struct Shard<S> {

@@ -16,8 +16,8 @@ use super::span::{BLOCK, CachedSpan};
 use crate::cache::shard_clock::Clock;
 use crate::store::{Op, Segment};
 use crate::volume::CacheMode;
-use crate::volume::counts::{DirtySince, LastError, VolumeCounts, VolumeStats};
 use crate::volume::ids::VolumeIndex;
+use rblk_operate::target::volume_counts::{DirtySince, LastError, VolumeCounts, VolumeStats};
 
 /// Errors of one volume within this many microseconds are one burst, and one line of the log.
 const BURST_US: u64 = 10_000_000;

@@ -2,14 +2,19 @@
 
 use std::path::Path;
 
-use crate::commands::args::exit_of;
 use crate::commands::review::{Reviewed, review};
-use crate::operate::defaults::{NO_HOST, NO_VOLUME};
+use crate::daemon::targetd_exit::exit_of;
 use rblk_config::{Auth, Exit, TargetConfig, ignored_drop_ins};
+use rblk_operate::target::defaults::{NO_HOST, NO_VOLUME};
 use rblk_operate::{Output, said_once};
 use serde::Serialize;
 
-use crate::commands::running::status_of;
+use rblk_operate::target::ask::{Ask, Response};
+use rblk_operate::target::client::ask;
+use rblk_operate::target::listen::fill_in;
+use rblk_operate::target::status::TargetStatus;
+
+use crate::daemon::CAN_RDMA;
 
 /// The findings, in JSON.
 #[derive(Serialize)]
@@ -30,11 +35,14 @@ struct VolumeCheck {
 }
 
 /// Checks a configuration.
-pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
+///
+/// # Errors
+/// The configuration is unusable, or the answer cannot be written.
+pub fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
     let mut config = TargetConfig::load(path)?;
-    crate::commands::listen::fill_in(&mut config);
+    fill_in(&mut config, CAN_RDMA);
     // An error means that no target answers, or that it refuses.
-    let running = status_of(&config.control_socket).ok();
+    let running = running(&config.control_socket);
     let found = review(&config, running.as_ref())?;
     let mut warnings: Vec<String> = ignored_drop_ins(path).into_iter().collect();
     warnings.extend(found.warnings);
@@ -69,6 +77,15 @@ pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
     }
     output.answer(&checked, String::new)?;
     Ok(exit)
+}
+
+/// The status of the target at a socket; `None` without an answer.
+fn running(path: &Path) -> Option<TargetStatus> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    match runtime.block_on(ask(path, Ask::Status)) {
+        Ok(Response::Status(status)) => Some(*status),
+        _ => None,
+    }
 }
 
 fn in_words(reviewed: &Reviewed) -> String {

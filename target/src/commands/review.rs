@@ -17,13 +17,15 @@ use rblk_operate::CpuList;
 use rblk_operate::doctor::{far_cpus, rdma_devices};
 use serde::Serialize;
 
+use crate::daemon::addresses::addresses;
 use crate::memory::demand::{Demand, HostMemory};
-use crate::operate::defaults::{addresses, poll_groups, target_name};
-use crate::operate::status::{TargetStatus, VolumeStatus};
 use crate::pool::image;
 use crate::pool::opening::{LockWait, open_volume};
-use crate::store::room::{StoreRoom, shortages};
-use crate::store::{StoreError, StoreFault};
+use crate::store::StoreError;
+use rblk_operate::target::defaults::{poll_groups, target_name};
+use rblk_operate::target::status::{TargetStatus, VolumeStatus};
+use rblk_operate::target::store_fault::StoreFault;
+use rblk_operate::target::store_room::{StoreRoom, shortages};
 
 /// The findings.
 #[derive(Debug)]

@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Control, Departure};
 use crate::cache::Unsaved;
 use crate::data::poll_group::group_thread::GroupHandle;
-use crate::operate::ask::EndReport;
-use crate::operate::events::{EventKind, Occurrence};
-use crate::operate::status::UnsavedStatus;
 use crate::volume::ids::VolumeIndex;
+use rblk_operate::target::ask::EndReport;
+use rblk_operate::target::events::{EventKind, Occurrence};
+use rblk_operate::target::status::UnsavedStatus;
 
 /// How long the clients may take to pass the end on.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -196,7 +196,7 @@ mod tests {
         ends.tell(&report).await;
         assert_eq!(reader.await.unwrap(), report);
         assert!(
-            crate::operate::status::GivenUp(report.unsaved)
+            rblk_operate::target::status::GivenUp(report.unsaved)
                 .to_string()
                 .contains("lost: volume `v` 2MiB (x). Mounts")
         );

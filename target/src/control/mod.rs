@@ -34,22 +34,20 @@ use crate::control::peers::session::Session;
 use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
 use crate::memory::demand::FILES_BESIDES;
-use crate::operate::events::{Events, EventsReport};
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
-use crate::store::{Backing, StoreFault, StoreIdentity};
+use crate::store::{Backing, StoreIdentity};
 use crate::volume::Volume;
 use crate::volume::ids::{AdmissionId, SessionIndex, VolumeIndex};
-use crate::volume::notes::VolumeNotes;
+use rblk_operate::target::events::{Events, EventsReport};
+use rblk_operate::target::store_fault::StoreFault;
+use rblk_operate::target::volume_notes::VolumeNotes;
 
 use self::core::{
     Admitted, AuthConfig, Capacity, ConnectRefusal, ConnectionRef, Core, CoreParts, Effect, Hosts,
     Knock, Ticket,
 };
-use crate::operate::ask::LimitsWish;
-use crate::operate::refusal::Refusal;
-use crate::operate::status::UnsavedStatus;
 use crate::record::losses::LossNotes;
 use connect::admission::{Granted, House, log_refusal, no_room, refusal};
 use connect::cq_shares::{CqPlace, CqShares, NoEntries};
@@ -67,6 +65,9 @@ use observe::sampling::Sampling;
 use observe::volume_rates::VolumeRates;
 use peers::peer_lines::PeerLine;
 use persist::Persister;
+use rblk_operate::target::ask::LimitsWish;
+use rblk_operate::target::refusal::Refusal;
+use rblk_operate::target::status::UnsavedStatus;
 use requests::departure::{Departure, Upgrades};
 use requests::predecessor::{Agreed, Predecessor};
 use requests::reread::Reading;
@@ -98,7 +99,7 @@ pub(crate) struct ConnectionLimits {
 #[derive(Debug)]
 pub(crate) enum ToControl {
     /// The state of everything.
-    Status(oneshot::Sender<crate::operate::status::TargetStatus>),
+    Status(oneshot::Sender<rblk_operate::target::status::TargetStatus>),
     /// The faults of the stores of volumes now, by name.
     StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
     /// The events after this number.

@@ -22,10 +22,10 @@ use crate::data::poll_group::group_thread::{POLLERS_MAX, Tuning};
 use crate::data::poll_group::peers::Peers;
 use crate::data::poll_group::{PollerMemory, group_thread};
 use crate::memory::arena::Arena;
-use crate::operate::events::EventKind;
 use crate::store::uring::{UringOptions, UringStore};
 use crate::volume::ids::{ConnectionId, VolumeIndex};
 use crate::volume::{CacheMode, Placement};
+use rblk_operate::target::events::EventKind;
 
 fn volume() -> Arc<Volume> {
     Arc::new(Volume {

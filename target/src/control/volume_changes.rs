@@ -14,8 +14,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::Control;
 use super::core::VolumeOrder;
 use crate::data::poll_group::{StepTicket, ToGroup, VolumeStep};
-use crate::operate::ask::{LimitsWish, Wish};
-use crate::operate::events::{EventKind, Occurrence};
 use crate::pool::opening::OpenedVolume;
 use crate::pool::reflink::CloneFile;
 use crate::record::holders::VolumeUuid;
@@ -25,6 +23,8 @@ use crate::store::backing::Backing;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
+use rblk_operate::target::ask::{LimitsWish, Wish};
+use rblk_operate::target::events::{EventKind, Occurrence};
 
 /// A change of one volume.
 #[derive(Clone, Debug)]

@@ -37,6 +37,7 @@ use crate::control::requests::departure::Departure;
 use crate::control::requests::reread::Reread;
 use crate::control::{ConnectionLimits, Control, ControlParts, ToControl};
 use crate::daemon::accept::{Missing, accept};
+use crate::daemon::addresses::addresses;
 use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
 use crate::daemon::process_signals::{RELOADS, Signals, StopOrdered, Stops};
@@ -46,12 +47,12 @@ use crate::data::poll_group::{FromGroup, group_thread};
 use crate::memory::arena::Arena;
 use crate::memory::demand;
 use crate::memory::demand::{Demand, HostMemory};
-use crate::operate::defaults::{NO_HOST, NO_VOLUME, addresses, poll_groups, target_name};
-use crate::operate::status::GivenUp;
-use crate::operate::status::in_words;
 use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;
 use crate::store::uring::{UringOptions, UringStore};
+use rblk_operate::target::defaults::{NO_HOST, NO_VOLUME, poll_groups, target_name};
+use rblk_operate::target::status::GivenUp;
+use rblk_operate::target::status::in_words;
 
 /// How long to wait for an address that this host does not have yet, for example while it boots.
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);

@@ -20,8 +20,8 @@ use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
 use crate::store::{Losses, StoreError};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
-use crate::volume::notes::VolumeNotes;
 use crate::volume::{CacheMode, Placement, Volume};
+use rblk_operate::target::volume_notes::VolumeNotes;
 
 /// How long to wait for the lock of a store: a target that was killed holds it until its last I/O
 /// has ended.

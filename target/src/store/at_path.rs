@@ -7,7 +7,6 @@
 //! A look may block as long as the file system does, so neither a data thread nor control calls it.
 //! A look does not read again the facts that stay constant while the store is open.
 
-use std::fmt;
 use std::fs;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use serde::{Deserialize, Serialize};
+use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
 
 use super::backing::Backing;
 use super::protection::Protection;
@@ -50,45 +49,6 @@ pub(crate) enum AtPath {
     ReadOnly(Protection),
     /// The open file or its path cannot be examined.
     CannotSee(Errno),
-}
-
-/// The kind of an [`AtPath`] fault, for programs.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StoreFaultKind {
-    /// The file is deleted, and nothing is at its path.
-    Deleted,
-    /// Another file or device is at its path.
-    Replaced,
-    /// The path leads nowhere; the file or device exists elsewhere.
-    Away,
-    /// The store is shorter than its volume, or no whole number of blocks.
-    Resized,
-    /// The store takes no writes, but its volume is served for writing.
-    ReadOnly,
-    /// The open file or its path cannot be examined.
-    CannotSee,
-}
-
-impl StoreFaultKind {
-    /// The word in JSON and metrics.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Deleted => "deleted",
-            Self::Replaced => "replaced",
-            Self::Away => "away",
-            Self::Resized => "resized",
-            Self::ReadOnly => "read-only",
-            Self::CannotSee => "cannot-see",
-        }
-    }
-}
-
-impl fmt::Display for StoreFaultKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.word())
-    }
 }
 
 impl AtPath {
@@ -250,37 +210,6 @@ impl AtPath {
             }
             Self::ReadOnly(Protection::Immutable) => format!("`chattr -i {path}`"),
         })
-    }
-}
-
-/// A fault of the file or device of a volume while the volume is served.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct StoreFault {
-    /// The kind.
-    pub kind: StoreFaultKind,
-    /// The fault in words.
-    pub text: String,
-    /// The remedy, if one exists.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub advice: Option<String>,
-    /// The file has no name any more: its bytes are lost when the target closes it.
-    #[serde(default)]
-    pub ends_with_target: bool,
-}
-
-impl StoreFault {
-    /// Whether the path no longer leads to the store.
-    #[must_use]
-    pub fn is_astray(&self) -> bool {
-        use StoreFaultKind::{Away, Deleted, Replaced};
-        matches!(self.kind, Deleted | Replaced | Away)
-    }
-}
-
-impl fmt::Display for StoreFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)?;
-        self.advice.iter().try_for_each(|advice| write!(f, ": {advice}"))
     }
 }
 

@@ -40,11 +40,11 @@ use super::alignment::{Alignment, direct_alignment, probe_alignment};
 use super::methods::Method;
 use super::methods::{Methods, queue_attribute, queue_limit};
 use super::protection::Protection;
-use super::room::StoreRoom;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
 use crate::memory::arena::MIN_EXTENT_BYTES;
 use crate::store::store_identity::{StoreIdentity, has_passing_inode};
+use rblk_operate::target::store_room::StoreRoom;
 
 // Time between two attempts to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(10);

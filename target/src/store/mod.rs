@@ -38,7 +38,6 @@ pub(crate) mod backing;
 mod error;
 mod methods;
 mod protection;
-pub mod room;
 mod store_identity;
 #[cfg(test)]
 mod sync;
@@ -52,7 +51,6 @@ use nix::errno::Errno;
 
 use crate::volume::ids::VolumeIndex;
 
-pub use at_path::{StoreFault, StoreFaultKind};
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
 pub use store_identity::StoreIdentity;

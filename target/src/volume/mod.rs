@@ -1,11 +1,8 @@
 //! [`Volume`]: an exported volume, and the checks of commands against it. Pure: no I/O.
 
-pub mod counts;
 pub mod ids;
 pub mod limits;
-pub mod notes;
 pub(crate) mod timing;
-pub mod traffic;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@
 
 use rblk_runtime::{BinnedUs, Micros};
 
-use crate::volume::traffic::Stages;
+use rblk_operate::target::traffic::Stages;
 
 /// A shard's work for a command, which its answer reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -17,8 +17,7 @@ use rblk_protocol::{
 use rblk_target::control::core::{Capacity, ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
 use rblk_target::data::poll_group::{Notice, SettleTicket};
 use rblk_target::record::holders::{HolderRecord, Holders};
-use rblk_target::volume::ids::VolumeIndex;
-use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
 use crate::Input;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::Address;
 use rblk_initiator::volume::session::Credentials;
+use rblk_operate::target::status::TargetStatus;
 use rblk_protocol::AccessMode;
 use rblk_protocol::auth::SecretKey;
-use rblk_target::operate::status::TargetStatus;
 
 use super::bystander::{Bystander, Seen};
 use super::cases::{CASES, HONEST, MINE, MINE_BLOCKS, READABLE, Victim};

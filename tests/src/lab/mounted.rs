@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
-use rblk_initiator::volume::status::MountStatus;
+use rblk_operate::mount::mount_ask::{Ask, Response, ask, socket_path};
+use rblk_operate::mount::mount_status::MountStatus;
 
 use super::counts::Counts;
 use super::process::{Finished, Frozen, Running, signal};

@@ -173,7 +173,7 @@ fn programs() -> Result<PathBuf, String> {
     for name in ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord"] {
         if !dir.join(name).exists() {
             return Err(format!(
-                "{} is not there; build it with `cargo build -p rblk-target -p rblk-initiator --features verbs`, or name another \
+                "{} is not there; build it with `cargo build -p rblk-cli -p rblk-target -p rblk-initiator --features verbs`, or name another \
                  directory with RBLK_BIN_DIR",
                 dir.join(name).display()
             ));

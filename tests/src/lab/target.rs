@@ -7,10 +7,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rblk_config::TargetConfig;
-use rblk_target::commands::args::CONTROL_SOCKET;
-use rblk_target::operate::ask::{Ask, Response};
-use rblk_target::operate::client::ask;
-use rblk_target::operate::status::TargetStatus;
+use rblk_operate::target::ask::{Ask, Response};
+use rblk_operate::target::client::ask;
+use rblk_operate::target::flags::CONTROL_SOCKET;
+use rblk_operate::target::status::TargetStatus;
 
 use super::counts::Counts;
 use super::process::{Frozen, signal};

@@ -86,18 +86,18 @@ fn fault(words: &[String]) -> Option<String> {
 }
 
 fn target(words: &[String]) -> Result<(), String> {
-    use rblk_target::commands::args::{Cli, Command};
+    use rblk_operate::target::flags::{Cli, Command};
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
         // The file is missing here.
         Command::Serve(args) if args.config.is_none() => {
-            args.configuration().map(drop).map_err(|error| format!("{error:#}"))
+            args.configuration(true).map(drop).map_err(|error| format!("{error:#}"))
         }
         _ => Ok(()),
     }
 }
 
 fn initiator(words: &[String]) -> Result<(), String> {
-    use rblk_initiator::commands::args::{Cli, Command};
+    use rblk_operate::mount::flags::{Cli, Command};
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
         Command::Mount(args) if args.config.is_none() => {
             args.configuration().map(drop).map_err(|error| error.to_string())
@@ -112,8 +112,8 @@ fn in_prose_fault(span: &str) -> Option<String> {
     let is_value = |word: &str| word.chars().all(|c| c.is_ascii_uppercase());
     let words = of_program(span).filter(|words| words.len() > 1 && !is_value(&words[1]))?;
     let error = match words[0].as_str() {
-        "rblk-target" => rblk_target::commands::args::Cli::try_parse_from(&words).err(),
-        "rblk-initiator" => rblk_initiator::commands::args::Cli::try_parse_from(&words).err(),
+        "rblk-target" => rblk_operate::target::flags::Cli::try_parse_from(&words).err(),
+        "rblk-initiator" => rblk_operate::mount::flags::Cli::try_parse_from(&words).err(),
         _ => rblk_bench::args::Cli::try_parse_from(&words).err(),
     }?;
     let is_fault = matches!(

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::process::Command;
 
-use rblk_initiator::volume::status::MountStatus;
+use rblk_operate::mount::mount_status::MountStatus;
 use rblk_tests::program::{Target, program, run};
 use serde_json::Value;
 

@@ -22,6 +22,7 @@ impl Literals {
             "operate/src",
             "protocol/src",
             "runtime/src",
+            "cli/src",
             "target/src",
         ] {
             read(&root().join(directory), &mut literals);

@@ -93,8 +93,8 @@ fn default_of(name: &str, required: bool, dumps: &[String]) -> String {
 fn flag_faults(commands: &Document, documents: &[Document]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut served = BTreeSet::new();
-    flags(&rblk_target::commands::args::Cli::command(), &mut served);
-    flags(&rblk_initiator::commands::args::Cli::command(), &mut served);
+    flags(&rblk_operate::target::flags::Cli::command(), &mut served);
+    flags(&rblk_operate::mount::flags::Cli::command(), &mut served);
     let described: BTreeSet<String> =
         flags_in(commands).into_iter().map(|(_, flag)| flag).collect();
     let missing = served.difference(&described);

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rblk_initiator::volume::status::MountStatus;
-use rblk_target::operate::status::TargetStatus;
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::target::status::TargetStatus;
 use rblk_tests::lab::{DEADLINE, Fio, Lab, Running, run, until};
 
 use super::{FIO_DEADLINE, MIB};

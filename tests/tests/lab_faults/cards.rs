@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use rblk_config::TargetConfig;
-use rblk_initiator::volume::status::MountStatus;
+use rblk_operate::mount::mount_status::MountStatus;
 use rblk_tests::lab::{
     Aligned, Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, Running, Target, Witness, pattern,
     run, until,

@@ -293,7 +293,7 @@ fn a_process_of_a_mount_keeps_no_descriptor_of_its_script_and_is_protected() {
 /// The process of the only mount.
 fn server(lab: &Lab) -> u32 {
     let text = lab.initiator(&["status", "v0", "-o", "json"], DEADLINE).ok();
-    let status: rblk_initiator::volume::status::MountStatus =
+    let status: rblk_operate::mount::mount_status::MountStatus =
         serde_json::from_str(&text).expect("a status");
     status.pid
 }

@@ -101,7 +101,7 @@ fn needs_restart(lab: &Lab, words: &[&str]) -> String {
 
 fn ended(lab: &Lab, words: &[&str]) -> Finished {
     let mut command = lab.program("rblk-target");
-    command.args(words).args(["--control-socket", rblk_target::commands::args::CONTROL_SOCKET]);
+    command.args(words).args(["--control-socket", rblk_operate::target::flags::CONTROL_SOCKET]);
     if words.contains(&"--persist") {
         command.arg("--config").arg(lab.path("target.toml"));
     }

@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use rblk_target::commands::args::CONTROL_SOCKET;
+use rblk_operate::target::flags::CONTROL_SOCKET;
 use rblk_tests::lab::{FileSystem, Fio, Running, pattern, run};
 
 use super::*;

@@ -87,7 +87,7 @@ fn a_broken_rule_of_the_wire_ends_the_connection() {
         assert_eq!(status_of(ask(&mut bed, &mut other, &command)), Status::Ok, "{what}");
         assert_unharmed(&mut bed, bystander);
         let after = bed.rig.target_counts();
-        let ends = |c: &rblk_target::data::group_stats::StatsSnapshot| {
+        let ends = |c: &rblk_operate::target::group_counts::StatsSnapshot| {
             c.protocol_errors + c.lost_connections
         };
         assert_eq!(ends(&after) - ends(&before), 1, "{what}");

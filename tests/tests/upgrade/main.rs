@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rblk_initiator::volume::session::VolumeClaim;
+use rblk_operate::target::events::{Event, EventKind};
 use rblk_protocol::{AccessMode, AsyncEvent, WriteVerifier};
-use rblk_target::operate::events::{Event, EventKind};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run, wait_for};
 use serde_json::Value;

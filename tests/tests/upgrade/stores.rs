@@ -1,7 +1,7 @@
 //! Upgrades of a target whose stores or state have changed: refused by name before any session
 //! ends. By force the next program continues with the open files.
 
-use rblk_target::operate::status::TargetStatus;
+use rblk_operate::target::status::TargetStatus;
 
 use super::*;
 

@@ -39,8 +39,19 @@ use scenario::Scenario;
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// What is built for a demo. This program, too: hashing takes an optimised one.
-const SELECTION: &[&str] =
-    &["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "xtask", "--features", "verbs"];
+const SELECTION: &[&str] = &[
+    "--bins",
+    "-p",
+    "rblk-cli",
+    "-p",
+    "rblk-target",
+    "-p",
+    "rblk-initiator",
+    "-p",
+    "xtask",
+    "--features",
+    "verbs",
+];
 
 /// What is used inside, besides what the lab itself needs.
 const PACKAGES: &[host::Package] = &[

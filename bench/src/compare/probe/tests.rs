@@ -1,5 +1,5 @@
-use rblk_initiator::engine::QueueCounts;
-use rblk_target::data::group_stats::StatsSnapshot;
+use rblk_operate::mount::queue_counts::QueueCounts;
+use rblk_operate::target::group_counts::StatsSnapshot;
 
 use super::*;
 

@@ -13,9 +13,9 @@ use rblk_protocol::auth::PublicKey;
 use super::mounts_of;
 use crate::front::ublk::{Control, DeviceInfo, Features, UblkError, disk_path};
 use crate::mount::device::server::ServedBy;
-use crate::mount::lock::MountLock;
 use crate::mount::note::leftovers::{self, Condition};
-use crate::mount::run_dir::{RUN_DIR, names};
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::run_dir::{RUN_DIR, names};
 
 /// The unit of mounts.
 pub(super) const UNIT: &str = "rblk-mount@.service";

@@ -16,10 +16,10 @@ use rblk_config::{Encrypt, MountConfig};
 use rblk_fabric::{Address, Scheme};
 use rblk_operate::doctor::{Finding, Needs, Report, judge_rdma};
 
-use super::args::DoctorArgs;
-use crate::daemon::probe::{Probe, ProbeError};
 use facts::Facts;
 use peer::Peer;
+use rblk_operate::mount::flags::DoctorArgs;
+use rblk_operate::mount::probe_result::{Probe, ProbeError};
 
 /// Looks at this host and at the way to its targets. `daemon` is the `rblk-initiatord` that tries
 /// the connections.

@@ -1,11 +1,9 @@
 //! The ublk device of a mount, with parameters derived from the volume.
 
 mod block_device;
-mod child;
 pub(crate) mod disk;
 pub mod file_systems;
 pub mod holder;
-pub mod image;
 pub mod namespace;
 mod openers;
 pub(super) mod queues;

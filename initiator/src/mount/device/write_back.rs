@@ -15,10 +15,10 @@ use std::io;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::child::ended;
 use super::file_systems::sync;
 use super::holder::{find_holder, what_is_left};
 use crate::front::ublk::write_pages;
+use rblk_operate::mount::child::ended;
 
 /// Exit code of the process when the disk is in use; it prints the user. The numbers of the
 /// system's errors are below.

@@ -19,16 +19,17 @@ use super::device::disk::Disk;
 use super::device::queues::start_queues;
 use super::note::NO_DEVICE;
 use super::note::note_keeper::NoteKeeper;
-use super::socket::Response;
 use crate::engine::durability::Durability;
-use crate::engine::{MountTimes, QueueCounts};
 use crate::front::ublk::{Control, Device, DeviceToken};
 use crate::front::vhost::GuestLeft;
 use crate::queue::FromQueue;
 use crate::volume::link::AfterNote;
 use crate::volume::setup::credentials_of;
-use crate::volume::status::MountStatus;
 use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, target_keys};
+use rblk_operate::mount::mount_ask::Response;
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::mount_times::MountTimes;
+use rblk_operate::mount::queue_counts::QueueCounts;
 
 /// Time to remove the device while the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use super::{BadNote, Note};
 use crate::front::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 use crate::mount::device::aside;
-use crate::mount::lock::MountLock;
-use crate::mount::{NotMounted, run_dir};
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::not_there::NotMounted;
+use rblk_operate::mount::run_dir;
 
 /// Time for the driver to notice the death of a server: it notices it at once, or by a timer of 30
 /// s on some kernels before 6.16.

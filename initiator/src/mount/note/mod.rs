@@ -31,14 +31,15 @@ use rblk_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::run_dir::{self, RUN_DIR};
 use crate::front::ublk::{DeviceToken, disk_path};
-use crate::volume::configured::{ByFlags, KeysFile};
 use crate::volume::course::Facts;
 use crate::volume::session::{HostIdentity, MESSAGES, QueueWish};
 use crate::volume::setup::{Endpoint, Setup, digest_wish};
 use crate::volume::shared_memory::{NotedFile, SharedMemory};
-use crate::volume::status::MountStatus;
+use rblk_operate::mount::configured::{ByFlags, KeysFile};
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::run_dir;
+use rblk_operate::mount::run_dir::RUN_DIR;
 
 /// The form that this version writes and reads. It changes when an older program must not use a
 /// newer note, or the reverse.

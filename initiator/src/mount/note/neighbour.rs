@@ -12,9 +12,10 @@ use rblk_protocol::{HostId, Name};
 use super::Note;
 use super::leftovers::find;
 use crate::front::ublk::DeviceState;
-use crate::mount::lock::MountLock;
-use crate::mount::run_dir::{self, names};
 use crate::volume::session::HostIdentity;
+use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::run_dir;
+use rblk_operate::mount::run_dir::names;
 
 /// Another mount of this host has the volume.
 #[derive(Debug, thiserror::Error)]

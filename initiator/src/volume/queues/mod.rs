@@ -11,12 +11,14 @@ use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use super::setup::Setup;
+use crate::engine::QueueStats;
 use crate::engine::durability::retain::RetainRing;
 use crate::engine::durability::{Durability, Ledger};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
-use crate::engine::{MountTimes, QueueCounts, QueueStats};
 use crate::queue::{FromQueue, MailFate, QueueHandle, TargetParts, ToQueue};
+use rblk_operate::mount::mount_times::MountTimes;
+use rblk_operate::mount::queue_counts::QueueCounts;
 
 /// The queue threads of a mount, by the number of their queue.
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ use rblk_config::TargetConfig;
 use rblk_config::unit_file::TARGET_UNIT;
 use rblk_operate::doctor::{Finding, Report};
 
-use crate::commands::args::CONFIG;
+use rblk_operate::target::flags::CONFIG;
 pub use seen::{Seen, Trouble};
 use target_facts::Facts;
 
@@ -32,7 +32,7 @@ pub fn doctor(path: Option<&Path>) -> anyhow::Result<Report> {
     // Without an address in the file, judges the addresses that `serve` would listen on.
     let loaded = loaded.map(|loaded| {
         loaded.map(|mut config| {
-            crate::commands::listen::fill_in(&mut config);
+            rblk_operate::target::listen::fill_in(&mut config, crate::daemon::CAN_RDMA);
             config
         })
     });

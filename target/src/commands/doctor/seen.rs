@@ -14,9 +14,9 @@ use rblk_config::unit_file::{TARGET_UNIT, UnitFile};
 use rblk_config::{Auth, BackingConfig, ConfigError, TargetConfig, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::operate::defaults::target_name;
 use crate::pool::opening::open_volumes;
 use crate::store::StoreError;
+use rblk_operate::target::defaults::target_name;
 
 /// A fault of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

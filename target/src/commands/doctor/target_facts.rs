@@ -16,13 +16,13 @@ use rblk_operate::doctor::{
     tcp_listener,
 };
 
-use crate::commands::args::CONTROL_SOCKET;
 use crate::commands::doctor::seen::Seen;
-use crate::commands::lost_socket::server_without_socket;
 use crate::memory::demand::HostMemory;
-use crate::operate::ask::{Ask, Response};
-use crate::operate::client::ask;
-use crate::operate::status::TargetStatus;
+use rblk_operate::target::ask::{Ask, Response};
+use rblk_operate::target::client::ask;
+use rblk_operate::target::flags::CONTROL_SOCKET;
+use rblk_operate::target::lost_socket::server_without_socket;
+use rblk_operate::target::status::TargetStatus;
 
 /// An address that the target listens on.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use rblk_operate::doctor::{
 use super::seen::{Seen, Trouble};
 use crate::commands::doctor::target_facts::{Facts, Listen};
 use crate::memory::demand::{Demand, NotEnoughMemory};
-use crate::operate::defaults::{NO_HOST, default_poll_groups};
-use crate::operate::status::{TargetStatus, VolumeStatus};
+use rblk_operate::target::defaults::{NO_HOST, default_poll_groups};
+use rblk_operate::target::status::{TargetStatus, VolumeStatus};
 
 /// The first kernel with the io_uring operations of the stores.
 const KERNEL_MIN: KernelVersion = KernelVersion(5, 19);
@@ -183,7 +183,7 @@ pub(super) fn files(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
         });
     }
     // systemd makes the usual one (RuntimeDirectory=), and a target that runs has it.
-    let is_usual = config.control_socket == Path::new(crate::commands::args::CONTROL_SOCKET);
+    let is_usual = config.control_socket == Path::new(rblk_operate::target::flags::CONTROL_SOCKET);
     if facts.running.is_err() && !(is_usual && facts.systemd.file.is_some()) {
         found.push(facts.socket_dir.judge("run dir", *user, name));
     }

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::operate::status::QueueStatus;
 use crate::volume::ids::{AdmissionId, SessionIndex};
-use crate::volume::traffic::{IoCounts, IoStats};
+use rblk_operate::target::status::QueueStatus;
+use rblk_operate::target::traffic::{IoCounts, IoStats};
 
 /// An I/O connection.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ mod tests {
     use rblk_protocol::Opcode;
 
     use super::*;
-    use crate::volume::traffic::IoKind;
+    use rblk_operate::target::traffic::IoKind;
 
     #[test]
     fn counts_of_ended_connections_stay_with_their_session_and_device() {

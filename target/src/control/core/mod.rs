@@ -54,12 +54,12 @@ use rblk_protocol::{
 use crate::control::peers::peer_lines::PeerLines;
 use crate::control::peers::session::{After, Leave, SessionTable};
 use crate::data::poll_group::{Notice, SettleTicket, VolumeStep};
-use crate::operate::events::{EventKind, Occurrence};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::store::StoreIdentity;
 use crate::volume::Volume;
 use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
+use rblk_operate::target::events::{EventKind, Occurrence};
 
 pub use alter::{OrderError, VolumeOrder};
 pub use budget::Capacity;

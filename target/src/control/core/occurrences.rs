@@ -7,8 +7,8 @@ use rblk_protocol::{Epoch, Name};
 
 use super::Core;
 use crate::control::peers::session::Session;
-use crate::operate::events::{EventKind, Occurrence};
 use crate::volume::ids::SessionIndex;
+use rblk_operate::target::events::{EventKind, Occurrence};
 
 /// Occurrences that wait for the caller. Beyond them the oldest are dropped, so a caller that takes
 /// none, such as a test, costs no memory.

@@ -52,8 +52,6 @@ pub(crate) use sockets::{name_of_control, name_of_http};
 
 /// The forms of a note that this program reads, the oldest and the newest. It writes the newest.
 pub const FORMS: [u32; 2] = [1, 2];
-/// The variable of the environment that holds the note.
-const VARIABLE: &str = "RBLK_HAND_OVER";
 /// Longest note: the kernel allows 128 KiB for a variable.
 const NOTE_MAX: usize = 96 << 10;
 

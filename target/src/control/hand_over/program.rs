@@ -13,8 +13,9 @@ use nix::unistd::execve;
 use rblk_config::HostConfig;
 
 use super::papers::{Papers, StoreLeft};
-use super::{HandOver, Inherited, Listening, VARIABLE};
+use super::{HandOver, Inherited, Listening};
 use crate::store::Backing;
+use rblk_operate::target::left_open::VARIABLE;
 
 /// This program, also if its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";

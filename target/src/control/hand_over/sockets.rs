@@ -17,9 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::sys::socket::{getsockopt, sockopt};
 use rblk_config::{ConfigError, TargetConfig};
 
+use super::HandOver;
 use super::papers::{Papers, StoreLeft};
-use super::{HandOver, VARIABLE};
 use crate::store::backing::LeftOpen;
+use rblk_operate::target::left_open::VARIABLE;
 
 /// Set when the note was taken: since then its descriptors have an owner.
 static TAKEN: AtomicBool = AtomicBool::new(false);

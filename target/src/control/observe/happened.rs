@@ -8,9 +8,9 @@ use crate::cache::StoreFailure;
 use crate::control::Control;
 use crate::control::connect::cq_shares::CqPlace;
 use crate::data::poll_group::slow::SlowIo;
-use crate::operate::events::{EVENT_LINES, Event, EventKind, EventsReport, Occurrence};
 use crate::volume::ids::VolumeIndex;
-use crate::volume::traffic::Stages;
+use rblk_operate::target::events::{EVENT_LINES, Event, EventKind, EventsReport, Occurrence};
+use rblk_operate::target::traffic::Stages;
 
 impl Control {
     /// Notes an occurrence.

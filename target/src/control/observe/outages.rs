@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::operate::status::ListenerStatus;
+use rblk_operate::target::status::ListenerStatus;
 
 /// Pause before the first try to make a listener anew. Each later pause is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(250);

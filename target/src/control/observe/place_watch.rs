@@ -24,13 +24,14 @@ use tokio::sync::{mpsc, oneshot};
 use super::ports;
 use super::summary;
 use crate::control::Control;
-use crate::operate::events::{EventKind, Occurrence};
-use crate::operate::status::{PortStatus, TargetStatus};
 use crate::record::durable::FILE_MODE;
+use crate::store::Backing;
 use crate::store::at_path::AtPath;
-use crate::store::room::StoreRoom;
-use crate::store::{Backing, StoreFault, StoreFaultKind};
 use crate::volume::ids::VolumeIndex;
+use rblk_operate::target::events::{EventKind, Occurrence};
+use rblk_operate::target::status::{PortStatus, TargetStatus};
+use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
+use rblk_operate::target::store_room::StoreRoom;
 
 /// How old a look at a store may be when a client asks.
 const STORE_AGE: Duration = Duration::from_millis(200);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rblk_operate::doctor::{PortState, interfaces, rdma_devices};
 
-use crate::operate::status::{OVER_TCP, PortStatus};
+use rblk_operate::target::status::{OVER_TCP, PortStatus};
 
 /// Interfaces that are shown: a host of containers has thousands.
 const INTERFACES_MAX: usize = 16;

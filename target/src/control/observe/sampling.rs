@@ -17,7 +17,7 @@ use crate::control::observe::past::{Deeds, Past, PastReport, buckets};
 use crate::control::observe::status_report::{millis, unix_ms};
 use crate::volume::Volume;
 use crate::volume::ids::VolumeIndex;
-use crate::volume::traffic::IoCounts;
+use rblk_operate::target::traffic::IoCounts;
 
 /// Time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -10,16 +10,16 @@ use rblk_protocol::width::{narrow, wide64};
 use crate::control::Control;
 use crate::control::core::Core;
 use crate::control::peers::session::{Leave, Session};
-use crate::data::group_stats::StatsSnapshot;
-use crate::operate::status::{
+use crate::volume::{Placement, Volume};
+use rblk_operate::target::delays::DelayCounts;
+use rblk_operate::target::group_counts::StatsSnapshot;
+use rblk_operate::target::status::{
     AwayStatus, DeviceStatus, DrainStatus, HolderStatus, SessionStatus, TargetStatus, UsageStatus,
     VolumeStatus,
 };
-use crate::store::StoreFaultKind;
-use crate::volume::counts::{LastError, VolumeCounts};
-use crate::volume::limits::DelayCounts;
-use crate::volume::traffic::{IoCounts, VolumeTimes};
-use crate::volume::{Placement, Volume};
+use rblk_operate::target::store_fault::StoreFaultKind;
+use rblk_operate::target::traffic::{IoCounts, VolumeTimes};
+use rblk_operate::target::volume_counts::{LastError, VolumeCounts};
 
 /// The state of a target now, without the conclusions of `summary.rs`.
 pub(crate) fn of(control: &Control) -> TargetStatus {

@@ -3,9 +3,9 @@
 
 use super::{status_report, usage};
 use crate::control::Control;
-use crate::operate::condition::Condition;
-use crate::operate::status::TargetStatus;
-use crate::operate::warnings::warnings;
+use rblk_operate::target::condition::Condition;
+use rblk_operate::target::status::TargetStatus;
+use rblk_operate::target::warnings::warnings;
 
 /// The whole status of a target now, for people and programs.
 pub(in crate::control) fn of(control: &Control) -> TargetStatus {

@@ -9,7 +9,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::control::Control;
 use crate::memory::demand::HostMemory;
-use crate::operate::status::UsageStatus;
+use rblk_operate::target::status::UsageStatus;
 
 /// The present use.
 pub(in crate::control) fn of(control: &Control) -> UsageStatus {

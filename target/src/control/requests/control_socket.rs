@@ -23,8 +23,8 @@ use super::snapshot;
 use crate::control::ToControl;
 use crate::control::requests::{departure, reconfigure, trace_stream};
 use crate::control::volume_changes::VolumeEdit;
-use crate::operate::ask::{Ask, Response, VolumeReport, stopping};
-use crate::operate::refusal::Refusal;
+use rblk_operate::target::ask::{Ask, Response, VolumeReport, stopping};
+use rblk_operate::target::refusal::Refusal;
 
 const LINE_MAX: u64 = 64 << 10;
 const LINE_TIME: Duration = Duration::from_secs(10);

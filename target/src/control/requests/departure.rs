@@ -26,11 +26,11 @@ use crate::control::peers::session::Session;
 use crate::control::volume_changes::VolumeChange;
 use crate::control::{Control, Description, ToControl};
 use crate::memory::demand::Demand;
-use crate::operate::ask::{Response, STOPPING, stopping};
-use crate::operate::events::{EventKind, Occurrence};
-use crate::operate::status::{ListenerStatus, UpgradeStatus};
 use crate::store::Backing;
 use crate::volume::{Placement, Volume};
+use rblk_operate::target::ask::{Response, STOPPING, stopping};
+use rblk_operate::target::events::{EventKind, Occurrence};
+use rblk_operate::target::status::{ListenerStatus, UpgradeStatus};
 
 /// The things that a run leaves to the program that follows it.
 #[derive(Debug)]

@@ -15,10 +15,10 @@ use crate::control::ToControl;
 use crate::control::volume_changes::{
     ChangeOutcome, ChangedVolume, VolumeChange, VolumeEdit, anew,
 };
-use crate::operate::ask::{Response, VolumeReport, stopping};
-use crate::operate::refusal::Refusal;
 use crate::pool::opening::{OpenedVolume, open_one};
-use crate::store::{StoreFault, StoreFaultKind};
+use rblk_operate::target::ask::{Response, VolumeReport, stopping};
+use rblk_operate::target::refusal::Refusal;
+use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
 
 /// Time between two looks whether a volume is still in use.
 const LOOK: Duration = Duration::from_millis(100);

@@ -22,9 +22,9 @@ use super::reread::{Reading, Reread};
 use crate::control::ToControl;
 use crate::control::core::Hosts;
 use crate::control::volume_changes::VolumeChange;
-use crate::operate::ask::{LimitsWish, ReloadReport, Response};
-use crate::operate::refusal::Refusal;
-use crate::store::StoreFault;
+use rblk_operate::target::ask::{LimitsWish, ReloadReport, Response};
+use rblk_operate::target::refusal::Refusal;
+use rblk_operate::target::store_fault::StoreFault;
 
 /// The refusal of a target that is stopping.
 const STOPPING: &str = "the target is stopping";

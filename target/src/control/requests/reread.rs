@@ -8,7 +8,7 @@ use rblk_operate::said_once;
 use rblk_protocol::Name;
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::operate::ask::HostsReport;
+use rblk_operate::target::ask::HostsReport;
 
 /// How long files may take to be read or opened. Changes come one at a time, and wait for that.
 const FILES_TIME: Duration = Duration::from_secs(60);

@@ -14,9 +14,9 @@ use super::orders::{asked, carry, change, open, store_faults};
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
 use crate::control::volume_changes::VolumeChange;
-use crate::operate::ask::VolumeReport;
-use crate::operate::refusal::Refusal;
 use crate::pool::reflink::{CloneError, CloneFile};
+use rblk_operate::target::ask::VolumeReport;
+use rblk_operate::target::refusal::Refusal;
 
 /// Takes a snapshot of the volume `name`, and serves it as `new_name`.
 ///

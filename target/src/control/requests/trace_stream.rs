@@ -23,11 +23,11 @@ use crate::control::ToControl;
 use crate::control::groups::Groups;
 use crate::data::poll_group::ToGroup;
 use crate::data::poll_group::trace_ring::{TraceRing, TracedIo};
-use crate::operate::ask::{Response, stopping};
-use crate::operate::refusal::Refusal;
-use crate::operate::trace_line::TraceLine;
 use crate::volume::Volume;
 use crate::volume::ids::SessionIndex;
+use rblk_operate::target::ask::{Response, stopping};
+use rblk_operate::target::refusal::Refusal;
+use rblk_operate::target::trace_line::TraceLine;
 
 /// Time between two looks at the rings.
 const STEP: Duration = Duration::from_millis(50);

@@ -1,6 +1,6 @@
 //! Whether a target serves, for load balancers and probes. Pure.
 
-use crate::operate::status::TargetStatus;
+use rblk_operate::target::status::TargetStatus;
 
 /// Whether a target serves, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use hyper::body::Bytes;
 use serde_json::json;
 
-use crate::operate::events::EventsReport;
-use crate::operate::status::TargetStatus;
+use rblk_operate::target::events::EventsReport;
+use rblk_operate::target::status::TargetStatus;
 
 /// How old an answer of control may be.
 pub(super) const AGE: Duration = Duration::from_millis(250);
@@ -95,7 +95,7 @@ impl ShownEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operate::events::{EventKind, Events, Occurrence};
+    use rblk_operate::target::events::{EventKind, Events, Occurrence};
 
     #[test]
     fn an_answer_is_used_again_until_it_is_too_old() {

@@ -5,11 +5,11 @@
 
 use rblk_operate::exposition::{Exposition, Kind, Labels, Scale};
 
-use crate::data::group_stats::StatsSnapshot;
-use crate::operate::status::{DeviceStatus, SessionStatus, TargetStatus, VolumeStatus};
-use crate::store::room::StoreRoom;
-use crate::volume::counts::VolumeCounts;
-use crate::volume::traffic::IoCounts;
+use rblk_operate::target::group_counts::StatsSnapshot;
+use rblk_operate::target::status::{DeviceStatus, SessionStatus, TargetStatus, VolumeStatus};
+use rblk_operate::target::store_room::StoreRoom;
+use rblk_operate::target::traffic::IoCounts;
+use rblk_operate::target::volume_counts::VolumeCounts;
 
 /// A counter of a poll group: the name of its metric, its help, and its value.
 type OfGroup = (&'static str, Kind, &'static str, fn(&StatsSnapshot) -> u64);

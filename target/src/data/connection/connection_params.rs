@@ -11,7 +11,7 @@ use super::bounce::BounceMemory;
 use super::spare_memory::SpareMemory;
 use crate::data::connection::connection_memory::ConnectionMemory;
 use crate::volume::ids::{AdmissionId, SessionIndex};
-use crate::volume::traffic::IoStats;
+use rblk_operate::target::traffic::IoStats;
 
 /// Bounds of [`progress_max`].
 const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), ACCEPTED_DETECT_MAX);

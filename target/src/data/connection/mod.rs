@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `connection_params.rs` | the parameters from control |
-//! | `memory.rs` | the connection's memory |
+//! | `connection_memory.rs` | the connection's memory |
 //! | `layout.rs` | the places in that memory |
 //! | `receive.rs` | receive buffers: their users, and their next posts |
 //! | `arrived.rs` | messages, and the places of their bytes |

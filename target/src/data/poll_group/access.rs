@@ -9,10 +9,10 @@ use std::sync::Arc;
 use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, CommandCapsule, Status};
 
-use crate::volume::counts::VolumeStats;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
+use rblk_operate::target::volume_counts::VolumeStats;
 
 /// The access of a session to a volume.
 #[derive(Clone, Copy)]

@@ -14,8 +14,8 @@ use crate::cache::{SLOT_BYTES, Shard};
 use crate::data::connection::{Connection, ConnectionParams, Landing, QpPlace};
 use crate::data::poll_group::command::admin;
 use crate::store::Store;
-use crate::volume::counts::VolumeStats;
 use crate::volume::{Placement, Volume};
+use rblk_operate::target::volume_counts::VolumeStats;
 
 impl<S: Store> PollGroup<S> {
     /// Carries out one message of control.

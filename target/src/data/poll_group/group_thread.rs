@@ -21,12 +21,12 @@ use tokio::sync::mpsc;
 use super::peers::Peers;
 use super::{FromGroup, PollGroup, StepTicket, ToGroup};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
-use crate::data::group_stats::Stats;
 use crate::store::backing::Backing;
 use crate::store::uring::{FdToken, MAX_WATCHES, TurnSleep, UringStore, WatchSet};
 use crate::volume::Volume;
-use crate::volume::counts::VolumeStats;
 use crate::volume::ids::VolumeIndex;
+use rblk_operate::target::group_counts::Stats;
+use rblk_operate::target::volume_counts::VolumeStats;
 
 const MAIL: FdToken = FdToken(0);
 const PEERS: FdToken = FdToken(MAX_WATCHES - 1);

@@ -11,9 +11,9 @@ use crate::data::connection::{ConnectionParams, EndedMemory};
 use crate::data::poll_group::trace_ring::TraceRing;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
-use crate::volume::counts::VolumeStats;
 use crate::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
+use rblk_operate::target::volume_counts::VolumeStats;
 
 /// Memory of a poll group, registered with one device. All connections of the device send from it
 /// and READ into it. Clones name the same registrations. A device whose connections have [memory of

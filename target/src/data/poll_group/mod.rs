@@ -68,10 +68,11 @@ use rblk_runtime::{Micros, Moment};
 
 use crate::cache::{Shard, ShardReply, StoreFailure, Unsaved};
 use crate::data::connection::{Connection, Served};
-use crate::data::group_stats::Stats;
+use crate::data::group_stats::Publish;
 use crate::store::Store;
 use crate::volume::ids::{ConnectionId, SessionIndex};
 use crate::volume::limits::Ticks;
+use rblk_operate::target::group_counts::Stats;
 
 /// Interval at which other groups are reminded that a shard is short of memory.
 const PROVE_INTERVAL: Duration = Duration::from_millis(1);

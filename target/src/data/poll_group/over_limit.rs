@@ -13,9 +13,9 @@ use super::access::AccessTable;
 use crate::data::connection::Connection;
 use crate::data::request::{RequestEvent, Span};
 use crate::volume::Volume;
-use crate::volume::counts::VolumeStats;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
 use crate::volume::limits::{Limiter, LineName, Ticks, Waiting};
+use rblk_operate::target::volume_counts::VolumeStats;
 
 /// A waiting command.
 #[derive(Clone, Copy, Debug)]

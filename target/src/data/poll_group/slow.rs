@@ -14,7 +14,7 @@ use rblk_protocol::Opcode;
 
 use crate::data::poll_group::trace_ring::TraceRing;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
-use crate::volume::traffic::Stages;
+use rblk_operate::target::traffic::Stages;
 
 /// Time between two reports.
 const PACE: Duration = Duration::from_secs(1);

@@ -25,8 +25,8 @@ use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
 use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::volume::counts::VolumeStats;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
+use rblk_operate::target::volume_counts::VolumeStats;
 
 /// The condition that ends a step.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use rblk_runtime::Counter;
 
 use crate::data::request::Span;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
-use crate::volume::traffic::Stages;
+use rblk_operate::target::traffic::Stages;
 
 /// Most commands in the ring.
 const ROOM: usize = 4096;

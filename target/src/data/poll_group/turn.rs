@@ -25,11 +25,11 @@ use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::data::connection::Connection;
-use crate::data::group_stats::Stats;
 use crate::data::parts::{Part, PartIndex};
 use crate::data::request::RequestEvent;
 use crate::store::Store;
 use crate::volume::limits::Waiting;
+use rblk_operate::target::group_counts::Stats;
 
 /// See the module.
 pub(super) struct GroupState<S> {

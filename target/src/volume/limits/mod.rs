@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `bucket.rs` | one rate with its burst, of all poll groups together |
 //! | `limiter.rs` | [`Limiter`]: the commands and the bytes of one volume or host |
-//! | `delays.rs` | [`Delays`]: how many commands had to wait, and how long |
 //! | `waiting.rs` | [`Waiting`]: the waiting commands of one poll group, and their order |
 //!
 //! All of it is pure: time is an argument, in [`Ticks`].
@@ -15,12 +14,10 @@
 //! limit take turns, however many commands each of them has.
 
 pub(crate) mod bucket;
-pub(crate) mod delays;
 pub(crate) mod limiter;
 pub(crate) mod waiting;
 
 pub(crate) use bucket::Ticks;
-pub use delays::{DelayCounts, Delays};
 pub use limiter::Limiter;
 pub use rblk_config::Limits;
 pub(crate) use waiting::{Head, LineName, Waiting};

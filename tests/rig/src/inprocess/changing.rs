@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use rblk_operate::target::volume_counts::VolumeStats;
 use rblk_target::data::poll_group::{StepTicket, ToGroup, VolumeStep};
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
-use rblk_target::volume::counts::VolumeStats;
 
 use super::Rig;
 

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rblk_fabric::soft::network::{FaultyWire, Network};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
+use rblk_operate::target::traffic::IoStats;
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_runtime::Moment;
@@ -35,7 +36,6 @@ use rblk_target::data::poll_group::{FromGroup, SettleTicket};
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
 use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
-use rblk_target::volume::traffic::IoStats;
 
 use changing::Changing;
 use destroying::Destroys;

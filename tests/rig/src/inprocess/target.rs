@@ -9,6 +9,10 @@ use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
     ProtectionDomain, QpLimits, Region, RemoteBuffer,
 };
+use rblk_operate::target::delays::DelayCounts;
+use rblk_operate::target::group_counts::{Stats, StatsSnapshot};
+use rblk_operate::target::traffic::{IoCounts, IoStats, VolumeTimes};
+use rblk_operate::target::volume_counts::{LastError, VolumeCounts, VolumeStats};
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
@@ -20,17 +24,14 @@ use rblk_target::control::connect::grant::Terms;
 use rblk_target::data::connection::{
     BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv,
 };
-use rblk_target::data::group_stats::{Stats, StatsSnapshot};
 use rblk_target::data::poll_group::peers::Peers;
 use rblk_target::data::poll_group::{
     FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup,
 };
 use rblk_target::memory::arena::Arena;
 use rblk_target::store::Store;
-use rblk_target::volume::counts::{LastError, VolumeCounts, VolumeStats};
 use rblk_target::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex, VolumeIndex};
-use rblk_target::volume::limits::{DelayCounts, Limiter};
-use rblk_target::volume::traffic::{IoCounts, IoStats, VolumeTimes};
+use rblk_target::volume::limits::Limiter;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
 use super::destroying::Ended;

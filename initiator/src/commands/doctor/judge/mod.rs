@@ -6,10 +6,10 @@ use rblk_operate::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_ro
 
 use super::facts::{DeadMount, Facts, UNIT};
 use super::peer::Peer;
-use crate::daemon::probe::{LargeRead, Probe, ProbeError, ReadFault};
 use crate::front::ublk::{Features, UblkError};
 use crate::mount::device::server::ServedBy;
 use crate::mount::note::leftovers::Condition;
+use rblk_operate::mount::probe_result::{LargeRead, Probe, ProbeError, ReadFault};
 
 /// The first kernel with all ublk commands that rblk uses.
 const KERNEL_MIN: KernelVersion = KernelVersion(6, 4);

@@ -7,8 +7,9 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::mount::device::write_back::{Left, WrittenBack};
-use crate::mount::socket::{Ask, Asked};
+use crate::mount::socket::Asked;
 use crate::mount::unmount::{MountEnd, UnmountProgress};
+use rblk_operate::mount::mount_ask::Ask;
 
 /// The log of a test.
 #[derive(Clone, Default)]

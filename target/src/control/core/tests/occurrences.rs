@@ -1,7 +1,7 @@
 //! The occurrences of hosts that come, go, come back and are lost.
 
 use super::*;
-use crate::operate::events::EventKind;
+use rblk_operate::target::events::EventKind;
 
 /// The occurrences since the last call, each with its host and volume.
 fn told(w: &mut World) -> Vec<(EventKind, String, String)> {

@@ -5,15 +5,15 @@ use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 use rblk_runtime::Micros;
 
 use crate::data::connection::{Connection, ConnectionParams};
-use crate::data::group_stats::Stats;
 use crate::data::poll_group::slow::SlowIo;
 use crate::data::poll_group::trace_ring::TracedIo;
 use crate::data::poll_group::turn::GroupState;
 use crate::data::request::{Request, RequestEvent};
 use crate::store::Store;
-use crate::volume::counts::VolumeStats;
 use crate::volume::timing::Took;
-use crate::volume::traffic::{IoKind, Stages};
+use rblk_operate::target::group_counts::Stats;
+use rblk_operate::target::traffic::{IoKind, Stages};
+use rblk_operate::target::volume_counts::VolumeStats;
 
 /// A block command, for a volume that its session opened, starts to wait. A command that is
 /// answered at once is not recorded here. Returns its request.

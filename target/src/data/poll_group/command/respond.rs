@@ -10,7 +10,6 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Immediate, Opcode, ResponseCapsule, Sequence, Status, Tag};
 
 use crate::data::connection::{Bounce, Connection};
-use crate::data::group_stats::Stats;
 use crate::data::poll_group::PollerMemory;
 use crate::data::poll_group::command::{counting, send_proof};
 use crate::data::poll_group::turn::GroupState;
@@ -18,6 +17,7 @@ use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
 use crate::volume::Placement;
 use crate::volume::ids::VolumeIndex;
+use rblk_operate::target::group_counts::Stats;
 
 /// Queues the answer of a command that has its outcome, or lets it wait for send credits. Out of
 /// line, so that the functions that end most commands, [`acknowledge`] and [`read_answered`], get

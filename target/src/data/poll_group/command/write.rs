@@ -12,7 +12,6 @@ use crate::cache::policy::Slot;
 use crate::cache::slots::Slots;
 use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
 use crate::data::connection::{Connection, Served, Violation};
-use crate::data::group_stats::Stats;
 use crate::data::parts::{Part, PartIndex};
 use crate::data::poll_group::command::counting;
 use crate::data::poll_group::turn::{GroupState, token};
@@ -20,6 +19,7 @@ use crate::data::request::{Action, CommandOutcome, InCapsule, PartEvent, Request
 use crate::memory::arena::Extent;
 use crate::store::Store;
 use crate::volume::Placement;
+use rblk_operate::target::group_counts::Stats;
 
 /// Copies the data of a WRITE out of its capsule, into a memory volume at `to`.
 #[inline(always)]

@@ -1,0 +1,314 @@
+//! The state of the mounts of a host as metrics, for node_exporter's textfile collector. Pure.
+//!
+//! Counters begin at 0 with each process of a mount.
+
+use rblk_operate::exposition::{Exposition, Kind, Scale};
+
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::queue_counts::QueueCounts;
+
+/// The states of a mount: the values of [`MountStatus::state`], and of `Condition::word` for dead
+/// mounts.
+const STATES: [&str; 12] = [
+    "waiting",
+    "connected",
+    "reconnecting",
+    "failing",
+    "fenced",
+    "volume lost",
+    "volume removed",
+    "no server",
+    "ending",
+    "no answer",
+    "bad note",
+    "dead",
+];
+
+/// The reason why only the name of a mount is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Silence {
+    /// The process lives and does not answer.
+    NoAnswer,
+    /// The process died, and the note cannot be read.
+    BadNote,
+    /// The process died, and the driver did not report the state of the device.
+    Dead,
+}
+
+impl Silence {
+    fn state(self) -> &'static str {
+        match self {
+            Self::NoAnswer => "no answer",
+            Self::BadNote => "bad note",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// A mount with only its name known. Its state is its only metric.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SilentMount {
+    /// The name.
+    pub name: String,
+    /// The reason.
+    pub silence: Silence,
+}
+
+/// A counter of the queues of a mount: the name of its metric, its help, and its value.
+type OfQueues = (&'static str, Kind, &'static str, fn(&QueueCounts) -> u64);
+
+const QUEUES: &[OfQueues] = &[
+    ("rblk_mount_read_bytes_total", Kind::Counter, "Bytes read.", |c| c.read_bytes),
+    ("rblk_mount_written_bytes_total", Kind::Counter, "Bytes written.", |c| c.written_bytes),
+    ("rblk_mount_errors_total", Kind::Counter, "Requests answered with an error.", |c| c.errors),
+    ("rblk_mount_requests_in_flight", Kind::Gauge, "Requests that are not answered.", |c| {
+        c.in_flight
+    }),
+    ("rblk_mount_replayed_total", Kind::Counter, "Requests sent again on another path.", |c| {
+        c.replayed
+    }),
+    ("rblk_mount_paths_lost_total", Kind::Counter, "Paths that ended.", |c| c.paths_lost),
+    (
+        "rblk_mount_digest_mismatches_total",
+        Kind::Counter,
+        "Data and answers that were changed on the way.",
+        |c| c.digest_mismatches,
+    ),
+    (
+        "rblk_mount_digest_retries_total",
+        Kind::Counter,
+        "Requests sent again because of that.",
+        |c| c.digest_retries,
+    ),
+    (
+        "rblk_mount_copied_bytes_total",
+        Kind::Counter,
+        "Bytes that the CPU copied between buffers.",
+        |c| c.copied_bytes,
+    ),
+    (
+        "rblk_mount_shared_memory_bytes_total",
+        Kind::Counter,
+        "Bytes of requests with shared memory or a guest's, which nothing on this host copied.",
+        |c| c.shared_memory_bytes,
+    ),
+    (
+        "rblk_mount_bounced_bytes_total",
+        Kind::Counter,
+        "Bytes that were copied between the memory of a guest and a buffer.",
+        |c| c.bounced_bytes,
+    ),
+    ("rblk_mount_turns_total", Kind::Counter, "Turns of the queue threads.", |c| c.turns),
+    ("rblk_mount_sleeps_total", Kind::Counter, "Times a queue thread slept.", |c| c.sleeps),
+];
+
+/// A number of a mount, with the name of its metric and its help.
+type OfMount = (&'static str, Kind, &'static str, fn(&MountStatus) -> u64);
+
+const MOUNTS: &[OfMount] = &[
+    ("rblk_mount_size_bytes", Kind::Gauge, "Size of the disk.", |m| m.size_bytes),
+    ("rblk_mount_queues", Kind::Gauge, "Hardware queues of the disk.", |m| m.queues.into()),
+    (
+        "rblk_mount_unflushed_writes",
+        Kind::Gauge,
+        "Acknowledged writes that no FLUSH covered.",
+        |m| m.unflushed_writes,
+    ),
+    (
+        "rblk_mount_fallback",
+        Kind::Gauge,
+        "1 while an address is in use that stands after a better one, else 0.",
+        |m| m.fallback.is_some().into(),
+    ),
+    (
+        "rblk_mount_losses_total",
+        Kind::Counter,
+        "Times acknowledged writes may have been lost.",
+        |m| m.losses,
+    ),
+    (
+        "rblk_mount_loss_untold",
+        Kind::Gauge,
+        "1 while a loss is still to be told by a FLUSH, else 0.",
+        |m| m.loss_untold.into(),
+    ),
+    (
+        "rblk_mount_writes_rewritten_total",
+        Kind::Counter,
+        "Acknowledged writes that were written again after the target came back.",
+        |m| m.writes_rewritten,
+    ),
+    (
+        "rblk_mount_recoveries_total",
+        Kind::Counter,
+        "Times a new process took the device over.",
+        |m| m.recovered.into(),
+    ),
+];
+
+/// The metrics of mounts. A silent mount has a metric, too, so that an alert can distinguish it
+/// from an unmounted one.
+#[must_use]
+pub fn metrics(mounts: &[MountStatus], silent: &[SilentMount]) -> String {
+    let mut all = Exposition::default();
+    of_identity(&mut all, mounts);
+    of_state(&mut all, mounts, silent);
+    of_time(&mut all, mounts);
+    for (name, kind, help, value) in MOUNTS {
+        let mut family = all.family(name, *kind, help);
+        for m in mounts {
+            family.sample(&[("mount", &m.name)], value(m));
+        }
+    }
+    of_requests(&mut all, mounts);
+    of_latency(&mut all, mounts);
+    all.into_text()
+}
+
+fn of_identity(all: &mut Exposition, mounts: &[MountStatus]) {
+    let mut family = all.family("rblk_mount_info", Kind::Gauge, "The mounts; always 1.");
+    for m in mounts {
+        family.sample(
+            &[
+                ("mount", &m.name),
+                ("device", &m.device),
+                ("volume", &m.volume),
+                ("target", &m.target_name),
+                ("address", &m.address),
+                ("transport", &m.transport),
+                ("version", &m.version),
+            ],
+            1,
+        );
+    }
+}
+
+fn of_state(all: &mut Exposition, mounts: &[MountStatus], silent: &[SilentMount]) {
+    let help = "1 for the state that the mount is in, 0 for the others.";
+    let mut family = all.family("rblk_mount_state", Kind::Gauge, help);
+    for m in mounts {
+        let others = STATES.iter().copied().filter(|state| *state != m.state);
+        for state in others {
+            family.sample(&[("mount", &m.name), ("state", state)], 0);
+        }
+        if !m.state.is_empty() {
+            family.sample(&[("mount", &m.name), ("state", &m.state)], 1);
+        }
+    }
+    for m in silent {
+        family.sample(&[("mount", &m.name), ("state", m.silence.state())], 1);
+    }
+}
+
+fn of_time(all: &mut Exposition, mounts: &[MountStatus]) {
+    let help = "For how long the target has been lost; 0 while it is there.";
+    let mut family = all.family("rblk_mount_target_lost_seconds", Kind::Gauge, help);
+    for m in mounts {
+        family.sample(&[("mount", &m.name)], seconds(m.lost_ms_ago.unwrap_or(0)));
+    }
+    let help = "The longest time without the target so far.";
+    let mut family = all.family("rblk_mount_stall_max_seconds", Kind::Gauge, help);
+    for m in mounts {
+        family.sample(&[("mount", &m.name)], seconds(m.stall_ms_max));
+    }
+}
+
+fn of_requests(all: &mut Exposition, mounts: &[MountStatus]) {
+    let help = "Requests answered, by kind.";
+    let mut family = all.family("rblk_mount_requests_total", Kind::Counter, help);
+    for m in mounts {
+        let QueueCounts { reads, writes, flushes, discards, write_zeroes, .. } = m.total;
+        for (op, count) in [
+            ("read", reads),
+            ("write", writes),
+            ("flush", flushes),
+            ("discard", discards),
+            ("write_zeroes", write_zeroes),
+        ] {
+            family.sample(&[("mount", &m.name), ("op", op)], count);
+        }
+    }
+    for (name, kind, help, value) in QUEUES {
+        let mut family = all.family(name, *kind, help);
+        for m in mounts {
+            family.sample(&[("mount", &m.name)], value(&m.total));
+        }
+    }
+}
+
+fn of_latency(all: &mut Exposition, mounts: &[MountStatus]) {
+    let help = "Time from the driver and back to it.";
+    let mut family = all.family("rblk_mount_latency_seconds", Kind::Histogram, help);
+    for m in mounts {
+        for (op, times) in m.latency.kinds() {
+            family.latency(&[("mount", &m.name), ("op", op)], &times.total, Scale::Fine);
+        }
+    }
+    let help = "What a request waited for: queue (this end) and target (the wire and the target).";
+    let mut family = all.family("rblk_mount_stage_seconds", Kind::Histogram, help);
+    for m in mounts {
+        for (op, times) in m.latency.kinds() {
+            for (stage, counts) in times.stages() {
+                let labels = &[("mount", m.name.as_str()), ("op", op), ("stage", stage)];
+                family.latency(labels, counts, Scale::Coarse);
+            }
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "53 bits of milliseconds do not end")]
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_in_one_state() {
+        let mount = |name: &str, state: &str| MountStatus {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            lost_ms_ago: Some(1500),
+            ..MountStatus::default()
+        };
+        let text = metrics(&[mount("a", "reconnecting"), mount("b", "odd")], &[]);
+        let states = |name: &str, value: u8| -> Vec<&str> {
+            let is_it = |line: &&str| {
+                line.starts_with(&format!("rblk_mount_state{{mount=\"{name}\""))
+                    && line.ends_with(&format!("}} {value}"))
+            };
+            text.lines().filter(is_it).collect()
+        };
+        assert_eq!(states("a", 1), ["rblk_mount_state{mount=\"a\",state=\"reconnecting\"} 1"]);
+        assert_eq!(states("a", 0).len(), STATES.len() - 1);
+        assert_eq!(
+            states("b", 1),
+            ["rblk_mount_state{mount=\"b\",state=\"odd\"} 1"],
+            "one of a later version"
+        );
+        assert!(text.contains("rblk_mount_target_lost_seconds{mount=\"a\"} 1.5\n"), "{text}");
+        assert!(
+            metrics(&[], &[]).contains("# TYPE rblk_mount_info gauge\n"),
+            "families without samples"
+        );
+    }
+
+    #[test]
+    fn a_mount_that_says_nothing_has_its_state_and_nothing_else() {
+        let silent = |name: &str, silence| SilentMount { name: name.to_owned(), silence };
+        let text = metrics(&[], &[silent("a", Silence::NoAnswer), silent("b", Silence::BadNote)]);
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            samples,
+            [
+                "rblk_mount_state{mount=\"a\",state=\"no answer\"} 1",
+                "rblk_mount_state{mount=\"b\",state=\"bad note\"} 1",
+            ]
+        );
+        for silence in [Silence::NoAnswer, Silence::BadNote, Silence::Dead] {
+            assert!(STATES.contains(&silence.state()), "{silence:?}");
+        }
+    }
+}
