@@ -274,6 +274,10 @@ async fn rounds_with_a_kill(
             until("a request", || handle.counts().unwrap().answered > before + 5).await;
             target.kill();
             until("a full queue", || handle.under_way() == DEPTH).await;
+            // Each task gets the polls after which it gives its request up.
+            for _ in 0..100 {
+                yield_now().await;
+            }
             given_up += handle.given_up() as u64;
             start_again(target, dir, args);
         }
