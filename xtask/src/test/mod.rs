@@ -55,7 +55,7 @@ use tally::{Results, Tally};
 const OTHER_KERNEL: &str = "6.12";
 
 /// Limit on one guest.
-const GUEST_LIMIT: Duration = Duration::from_secs(40 * 60);
+const GUEST_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// The same with `--long`: 1000 rounds of `lost_writes` take two hours under emulation.
 const GUEST_LIMIT_LONG: Duration = Duration::from_secs(8 * 60 * 60);
 /// Limit on one test program of this machine.
