@@ -1,6 +1,6 @@
 //! [`synchronised`]: whether something keeps the clock of this host right.
 
-/// Whether the kernel was told that the clock is right (NTP, PTP). `None` if it does not say.
+/// True if the kernel counts the clock as synchronised (NTP, PTP). `None` if the call fails.
 #[must_use]
 pub fn synchronised() -> Option<bool> {
     // SAFETY: a timex is integers only, so zeros are a value of it.

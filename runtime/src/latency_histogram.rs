@@ -3,7 +3,7 @@
 //!
 //! Times are whole microseconds, rounded down. The bins are log-linear
 //! ([`log_linear`](crate::log_linear)): four for each power of two, from 1 µs to 67 s; the last bin
-//! is open. So a quantile, which is told as the middle of its bin, is at most 12.5 % and 1 µs away
+//! is open. A quantile is the middle of its bin, so it is at most 12.5 % and 1 µs away
 //! from the time itself. The mean is exact.
 //!
 //! Recording takes a few instructions. It takes no lock and allocates nothing.
@@ -200,7 +200,7 @@ impl LatencyCounts {
     }
 
     /// The time in microseconds that `millionths` of a million did not exceed: the middle of its
-    /// bin. None of none. A time in the open bin is told as its first.
+    /// bin. `None` without times. For a time in the open bin: the first time of that bin.
     #[must_use]
     pub fn quantile_us(&self, millionths: u32) -> Option<u64> {
         let count = self.count();

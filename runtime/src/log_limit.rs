@@ -57,7 +57,7 @@ impl LogLimit {
         is_told.then(|| std::mem::take(&mut self.left_out))
     }
 
-    /// Whether lines were left out that are to be told.
+    /// True while the count of left-out lines waits to be logged.
     #[must_use]
     pub fn owes(&self) -> bool {
         self.left_out > 0

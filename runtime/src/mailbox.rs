@@ -102,7 +102,7 @@ impl<T> Sender<T> {
 impl<T> Sender<T> {
     /// Wakes the receiver without a message: it has something else to look at.
     pub fn wake(&self) {
-        // One that is full was told before.
+        // A full event already wakes the receiver.
         let _ = self.0.event.write(1);
     }
 

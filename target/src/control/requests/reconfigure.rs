@@ -22,12 +22,9 @@ use super::reread::{Reading, Reread};
 use crate::control::ToControl;
 use crate::control::core::Hosts;
 use crate::control::volume_changes::VolumeChange;
-use rblk_operate::target::ask::{LimitsWish, ReloadReport, Response};
+use rblk_operate::target::ask::{LimitsWish, ReloadReport, Response, STOPPING};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::store_fault::StoreFault;
-
-/// The refusal of a target that is stopping.
-const STOPPING: &str = "the target is stopping";
 
 /// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
 /// that is refused changes nothing. Does not wait for a change under way: a key may have to go at
