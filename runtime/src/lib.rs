@@ -27,7 +27,7 @@ pub mod rates;
 pub mod spin;
 mod wake_cost;
 
-pub use counter::Counter;
+pub use counter::{Counter, CounterDescription, CounterKind, CounterUnit, Described};
 pub use latency_histogram::{BinnedUs, Latency, LatencyCounts};
 pub use lent::close_lent_on_exec;
 pub use moment::{Micros, Moment, MomentClock};
