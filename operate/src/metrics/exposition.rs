@@ -229,7 +229,7 @@ mod tests {
     fn described_counters_are_families() {
         rblk_runtime::counters! {
             /// Of a test.
-            pub struct Waits;
+            pub struct DiskWaits;
             /// READs.
             reads: Counter Number => "{subject}_ops_total" { op = "r" } "Work of the {subject}.",
             /// WRITEs.
@@ -242,7 +242,7 @@ mod tests {
             /// Not in the help.
             waited_us: Counter Micros => "wait_seconds_total",
         }
-        let waits = Waits { reads: 1, writes: 2, waiting: 3, waited_us: 2_500_000 };
+        let waits = DiskWaits { reads: 1, writes: 2, waiting: 3, waited_us: 2_500_000 };
         let mut all = Exposition::default();
         all.counters("disk", &[(vec![("of", "a".to_owned())], &waits)]);
         let expected = "# HELP disk_ops_total Work of the disk.\n# TYPE disk_ops_total counter\n\
