@@ -4,9 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rblk_operate::sysfs::{self, names_in, rdma_class};
+
 use crate::child;
 use crate::result::{Fact, Place};
-use crate::sysfs::{self, Card, names};
+use crate::sysfs::Card;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const VALUE_MAX: usize = 300;
@@ -43,7 +45,7 @@ fn facts() -> Vec<Fact> {
     add("clock source", text(clock));
     add("governor", text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"));
     add("hypervisor", hypervisor());
-    for device in names(&Path::new("/").join(sysfs::RDMA)) {
+    for device in names_in(&rdma_class(Path::new("/"))) {
         add(&format!("RDMA device {device}"), rdma_device(&device));
     }
     add("load", text("/proc/loadavg"));

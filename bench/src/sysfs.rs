@@ -3,15 +3,14 @@
 //!
 //! All paths start at a directory, `/` on a real host. An unreadable value is absent.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::Path;
 
-use nix::ifaddrs::getifaddrs;
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_operate::doctor::can_lock_memory;
-
-/// The RDMA devices of a host.
-pub(crate) const RDMA: &str = "sys/class/infiniband";
+use rblk_operate::doctor::{
+    Interface, RdmaDevice, RdmaPort, can_lock_memory, interfaces, rdma_devices,
+};
+use rblk_operate::sysfs::{names_in, rdma_class, text};
 
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Pcie {
@@ -50,7 +49,7 @@ pub(crate) struct Card {
 impl Card {
     /// Reads the device `name`, with its port and the index of its GID.
     pub(crate) fn read(root: &Path, name: &str, port: u8, gid: u32) -> Self {
-        let class = root.join(RDMA).join(name);
+        let class = rdma_class(root).join(name);
         let (device, port_dir) = (class.join("device"), class.join("ports").join(port.to_string()));
         let attributes = port_dir.join("gid_attrs");
         let mut interface = text(&attributes.join("ndevs").join(gid.to_string()));
@@ -116,7 +115,7 @@ impl Host {
             memlock: getrlimit(Resource::RLIMIT_MEMLOCK).ok(),
             locks_beyond: can_lock_memory(root),
             cgroup: cgroup_line(root, name),
-            numa_nodes: names(&root.join("sys/devices/system/node"))
+            numa_nodes: names_in(&root.join("sys/devices/system/node"))
                 .iter()
                 .filter(|node| node.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok()))
                 .count(),
@@ -152,18 +151,6 @@ fn cgroup_line(root: &Path, name: &str) -> Option<String> {
     }
 }
 
-pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-pub(crate) fn text(file: &Path) -> String {
-    std::fs::read_to_string(file).unwrap_or_default().trim().to_owned()
-}
-
 fn number(file: &Path) -> Option<u32> {
     text(file).parse().ok()
 }
@@ -175,7 +162,7 @@ pub(crate) struct Gid {
     pub(crate) port: u32,
     pub(crate) index: u32,
     pub(crate) ip: IpAddr,
-    /// Whether it is of RoCE v2 or of a kind without versions.
+    /// Whether it is of RoCE v2, or has no index (iWARP).
     pub(crate) is_newest: bool,
     /// iWARP: the GID is not used.
     pub(crate) is_iwarp: bool,
@@ -184,7 +171,8 @@ pub(crate) struct Gid {
 /// All GIDs that are addresses of this host, by device, port and index; link-local ones are left
 /// out.
 pub(crate) fn gids() -> Vec<Gid> {
-    gids_in(&Path::new("/").join(RDMA), &interface_addresses)
+    let root = Path::new("/");
+    gids_of(&rdma_devices(root), &interfaces(root))
 }
 
 pub(crate) fn gid_of(ip: IpAddr, all: &[Gid]) -> Option<&Gid> {
@@ -192,60 +180,30 @@ pub(crate) fn gid_of(ip: IpAddr, all: &[Gid]) -> Option<&Gid> {
     same.clone().find(|gid| gid.is_newest).or_else(|| same.clone().next())
 }
 
-fn gids_in(place: &Path, addresses: &dyn Fn(&str) -> Vec<IpAddr>) -> Vec<Gid> {
+fn gids_of(devices: &[RdmaDevice], interfaces: &[Interface]) -> Vec<Gid> {
     let mut found = Vec::new();
-    for device in names(place) {
-        // The kernel's number for RNICs.
-        if text(&place.join(&device).join("node_type")).starts_with("4:") {
-            let gid = |ip| {
-                let device = device.clone();
-                Gid { device, port: 1, index: 0, ip, is_newest: true, is_iwarp: true }
+    for RdmaDevice { name, is_iwarp, ports, .. } in devices {
+        for RdmaPort { number, gids, interfaces: own, .. } in ports {
+            let gid = |index, ip, is_newest| {
+                let (device, port) = (name.clone(), u32::from(*number));
+                Gid { device, port, index, ip, is_newest, is_iwarp: *is_iwarp }
             };
-            let interfaces = names(&place.join(&device).join("device/net"));
-            let shown = text(&place.join(&device).join("ports/1/gid_attrs/ndevs/0"));
-            let interfaces = interfaces.iter().map(String::as_str).chain([shown.as_str()]);
-            found.extend(interfaces.flat_map(addresses).map(gid));
-            continue;
-        }
-        let ports = place.join(&device).join("ports");
-        for port in names(&ports) {
-            let port_dir = ports.join(&port);
-            for index in names(&port_dir.join("gids")) {
-                let gid = text(&port_dir.join("gids").join(&index));
-                let kind = text(&port_dir.join("gid_attrs/types").join(&index));
-                if let (Some(ip), Ok(port), Ok(index)) =
-                    (ip_of_gid(&gid), port.parse(), index.parse())
-                {
-                    let (device, is_newest) = (device.clone(), !kind.contains("v1"));
-                    found.push(Gid { device, port, index, ip, is_newest, is_iwarp: false });
-                }
+            if *is_iwarp {
+                let own = interfaces.iter().filter(|interface| own.contains(&interface.name));
+                let addresses = own.flat_map(|interface| &interface.subnets);
+                found.extend(addresses.map(|subnet| gid(0, subnet.address, true)));
+            } else {
+                found.extend(gids.iter().map(|one| gid(one.index, one.address, one.is_v2)));
             }
         }
     }
+    // The GIDs of InfiniBand without a subnet of their own are link-local, too.
+    found.retain(|gid| match gid.ip {
+        IpAddr::V4(ip) => !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_unicast_link_local(),
+    });
     found.sort_by(|a, b| (&a.device, a.port, a.index).cmp(&(&b.device, b.port, b.index)));
     found
-}
-
-fn ip_of_gid(text: &str) -> Option<IpAddr> {
-    let ip: Ipv6Addr = text.parse().ok()?;
-    if let Some(v4) = ip.to_ipv4_mapped() {
-        return (!v4.is_unspecified()).then_some(v4.into());
-    }
-    let links_only = ip.segments()[0] & 0xffc0 == 0xfe80;
-    // The GIDs of InfiniBand without a subnet of their own are fe80 as well.
-    (!ip.is_unspecified() && !links_only).then_some(ip.into())
-}
-
-fn interface_addresses(name: &str) -> Vec<IpAddr> {
-    let Ok(all) = getifaddrs() else { return Vec::new() };
-    let of_it = all.filter(|one| one.interface_name == name).filter_map(|one| one.address);
-    of_it
-        .filter_map(|address| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-            (Some(v4), _) => Some(IpAddr::from(v4.ip())),
-            (_, Some(v6)) => ip_of_gid(&v6.ip().to_string()),
-            _ => None,
-        })
-        .collect()
 }
 
 #[cfg(test)]

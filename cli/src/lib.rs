@@ -8,9 +8,8 @@
 //! | [`initiator`] | the commands of `rblk-initiator` |
 //! | [`program`] | the parts that both programs have: become a daemon, `key`, `top` |
 #![deny(clippy::print_stdout, clippy::print_stderr)]
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod initiator;
-#[allow(unsafe_code)] // a signal's disposition
 pub mod program;
 pub mod target;

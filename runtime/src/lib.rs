@@ -9,7 +9,7 @@
 //! | `counter`, `latency_histogram`, [`log_linear`] | counters and histograms with one writer |
 //! | [`rates`] | work per second |
 //! | [`log_limit`] | log lines per second that a peer can cause |
-//! | [`clock`], `lent` | the clock of the host; descriptors that a daemon inherits |
+//! | [`clock`], `lent`, `pipes` | the clock of the host; inherited descriptors; a closed output pipe |
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)] // adjtimex has no safe call
@@ -23,11 +23,14 @@ pub mod log_limit;
 pub mod log_linear;
 pub mod mailbox;
 mod moment;
+#[allow(unsafe_code)] // a signal's disposition
+mod pipes;
 pub mod rates;
 pub mod spin;
 mod wake_cost;
 
-pub use counter::Counter;
+pub use counter::{Counter, CounterDescription, CounterKind, CounterUnit, Described};
 pub use latency_histogram::{BinnedUs, Latency, LatencyCounts};
 pub use lent::close_lent_on_exec;
 pub use moment::{Micros, Moment, MomentClock};
+pub use pipes::die_of_closed_pipes;

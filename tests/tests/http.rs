@@ -386,6 +386,57 @@ fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     assert_eq!(unknown(wrong, &known), ["rblk_target_no_such_total"]);
 }
 
+/// The names of the labels of samples, without the bounds of histograms.
+fn labels_of<'t>(text: &'t str, families: &[String]) -> BTreeSet<&'t str> {
+    let is_of_one = |line: &&str| {
+        let name = line.split(['{', ' ']).next().unwrap();
+        families.iter().any(|family| {
+            let end = name.strip_prefix(family.as_str());
+            end.is_some_and(|end| ["", "_bucket", "_sum", "_count"].contains(&end))
+        })
+    };
+    let inside = |line: &'t str| line.split_once('{')?.1.rsplit_once('}').map(|(labels, _)| labels);
+    let labels = text.lines().filter(is_of_one).filter_map(inside);
+    let names = labels.flat_map(|labels| labels.split("\",").filter_map(|one| one.split_once('=')));
+    names.map(|(name, _)| name).filter(|name| *name != "le").collect()
+}
+
+#[test]
+fn the_documents_name_metrics_that_there_are_with_their_labels() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = metrics_of_work(dir.path());
+    let mount = rblk_cli::initiator::mount_metrics::metrics(
+        &[rblk_operate::mount::mount_status::MountStatus::default()],
+        &[],
+    );
+    let known: BTreeSet<&str> = families(&text).union(&families(&mount)).copied().collect();
+    let page = std::fs::read_to_string(root().join("docs/monitor.md")).unwrap();
+    // The beginning of all names ends in an underscore; keys of examples begin with `rblk_`, too.
+    let is_whole = |name: &String| {
+        let begins = ["rblk_target_", "rblk_mount_"].iter().any(|begin| name.starts_with(begin));
+        begins && !name.ends_with('_') && name != "rblk_target_key"
+    };
+    for document in ["monitor.md", "change.md", "performance.md", "session.md", "vhost.md"] {
+        let document = std::fs::read_to_string(root().join("docs").join(document)).unwrap();
+        let wrong: Vec<String> = unknown(&document, &known).into_iter().filter(is_whole).collect();
+        assert_eq!(wrong, Vec::<String>::new());
+    }
+    let rows = page.lines().filter(|line| line.starts_with("| `rblk_target_"));
+    let mut compared = 0;
+    for row in rows {
+        let cells: Vec<&str> = row.split('|').collect();
+        let [_, metrics, labels, ..] = cells.as_slice() else { panic!("{row}") };
+        let metrics: Vec<String> = named(metrics).into_iter().collect();
+        let labels: BTreeSet<&str> = labels.split('`').skip(1).step_by(2).collect();
+        let seen = labels_of(&text, &metrics);
+        if !seen.is_empty() {
+            assert_eq!(labels, seen, "{row}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 8, "{compared} rows with samples");
+}
+
 /// Replaces Grafana's variables by values.
 fn with_values(expression: &str) -> String {
     expression.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$volume", ".*")

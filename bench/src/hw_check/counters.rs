@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rblk_operate::sysfs::{names_in, rdma_class, text};
+
 use crate::child;
-use crate::sysfs::{names, text};
 
 const ETHTOOL: Duration = Duration::from_secs(10);
 
@@ -15,10 +16,10 @@ pub(super) type Counters = BTreeMap<String, u64>;
 /// All of sysfs, and of ethtool where it is installed.
 pub(super) fn read(root: &Path, device: &str, port: u8, interface: &str) -> Counters {
     let mut all = Counters::new();
-    let class = root.join("sys/class/infiniband").join(device);
+    let class = rdma_class(root).join(device);
     let port = class.join("ports").join(port.to_string());
     for dir in [class.join("hw_counters"), port.join("hw_counters"), port.join("counters")] {
-        for name in names(&dir) {
+        for name in names_in(&dir) {
             if let Ok(value) = text(&dir.join(&name)).parse() {
                 all.insert(name, value);
             }

@@ -84,13 +84,7 @@ impl fmt::Display for Section {
             if let Some(fix) = &finding.fix {
                 let _ = write!(text, ". Try: {fix}");
             }
-            let word = match finding.verdict {
-                Verdict::Ok => "ok",
-                Verdict::Warn => "warn",
-                Verdict::Fail => "FAIL",
-                Verdict::Skip => "skip",
-            };
-            let head = format!("  {word:<4}  {}", finding.subject);
+            let head = format!("  {:<4}  {}", finding.verdict.word(), finding.subject);
             let mut line = format!("{head:<indent$}");
             for word in text.split_whitespace() {
                 if line.chars().count() + 1 + word.chars().count() > COLUMNS {

@@ -8,11 +8,12 @@ use anyhow::{Context, Result};
 use nix::sys::prctl;
 use rblk_fabric::{Access, PageKind, ProtectionDomain, Region};
 use rblk_operate::doctor::Finding;
+use rblk_operate::sysfs::text;
 
 use super::judge::{self, bytes_words};
 use super::site::Site;
 use super::{Out, interrupt};
-use crate::sysfs::{self, Host, meminfo};
+use crate::sysfs::{Host, meminfo};
 
 const SHARE: u64 = 2;
 /// Registrations of one region, of which the median counts.
@@ -146,7 +147,7 @@ impl Drop for SmallPages {
 
 pub(super) fn huge_free(root: &Path) -> u64 {
     let dir = root.join("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
-    let free: u64 = sysfs::text(&dir).parse().unwrap_or(0);
+    let free: u64 = text(&dir).parse().unwrap_or(0);
     // Reserved pages are among the free ones.
     free.saturating_sub(meminfo_count(root, "HugePages_Rsvd:")) << 21
 }

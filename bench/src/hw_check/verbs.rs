@@ -307,25 +307,16 @@ fn doctor(site: &Site, target: &str) -> Vec<Finding> {
 const OF_MOUNTS: [&str; 7] = ["kernel", "io_uring", "ublk", "clock", "run dir", "units", "mounts"];
 
 fn findings_of(json: &str) -> Option<Vec<Finding>> {
-    let all: serde_json::Value = serde_json::from_str(json).ok()?;
-    let is_of_mounts =
-        |one: &&serde_json::Value| one["subject"].as_str().is_some_and(|s| OF_MOUNTS.contains(&s));
-    let found = all.get("findings")?.as_array()?.iter().filter(|one| !is_of_mounts(one));
-    let findings = found.map(|one| {
-        let text = |name: &str| Some(one.get(name)?.as_str()?.to_owned());
-        let (subject, found) = (format!("doctor: {}", text("subject")?), text("found")?);
-        let finding = match text("verdict")?.as_str() {
-            "ok" => Finding::ok(subject, found),
-            "warn" => Finding::warn(subject, found),
-            "fail" => Finding::fail(subject, found),
-            _ => Finding::skip(subject, found),
-        };
-        Some(match text("fix") {
-            Some(fix) if finding.verdict != Verdict::Ok => finding.fix(fix),
-            _ => finding,
-        })
+    let mut all: serde_json::Value = serde_json::from_str(json).ok()?;
+    let all: Vec<Finding> = serde_json::from_value(all.get_mut("findings")?.take()).ok()?;
+    let of_target = all.into_iter().filter(|one| !OF_MOUNTS.contains(&one.subject.as_str()));
+    let named = of_target.map(|one| Finding {
+        subject: format!("doctor: {}", one.subject),
+        fix: one.fix.filter(|_| one.verdict != Verdict::Ok),
+        fix_at: None,
+        ..one
     });
-    findings.collect()
+    Some(named.collect())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! | [`ublk_null`], [`local`] | a ublk disk without work; RAM disks |
 //! | [`undo`] | the journal by which all of it is taken down |
 //! | [`access`] | the way of fio to a system: a disk, or an engine |
-//! | [`module`] | kernel modules |
+//! | [`loaded`] | kernel modules |
 //! | [`trigger`] | the trigger that counts system calls |
 //!
 //! Every part has a line in the journal before it is set up.
@@ -37,7 +37,6 @@ pub(crate) mod compare_volume;
 pub(crate) mod daemon;
 pub(crate) mod loaded;
 pub(crate) mod local;
-pub(crate) mod module;
 pub(crate) mod nbd;
 mod nvme_kernel;
 pub(crate) mod nvmet;
@@ -261,44 +260,49 @@ impl System {
     }
 
     fn nbd_engine(setting: &Setting, key: &str, kind: NbdKind, number: u16) -> Result<Self> {
-        let name = format!("{}-{key}", std::process::id());
-        let (dir, directory) = setting.journal.directory(&name)?;
-        let file = kind.qemu.then(|| file_of(&dir, setting.bytes)).transpose()?;
-        let (socket, access) = if kind.unix {
-            let path = dir.join("nbd.sock");
-            (NbdSocket::Unix(path.clone()), Access::nbd_unix(&path))
-        } else {
-            let at = SocketAddr::new(setting.address, ENGINE_PORT + number);
-            (NbdSocket::Tcp(at), Access::nbd_tcp(at))
-        };
-        let tag = format!("{name}-server");
-        let processes = setting.journal.note(Step::Processes { tag: tag.clone() })?;
-        let server = Server::nbd(file.as_deref(), &socket, setting.bytes, &tag)?;
-        Ok(Self {
-            target_pid: Some(server.pid()),
-            _held: Some(Box::new(server)),
-            _notes: vec![processes, directory],
-            ..Self::new(access, socket.to_string(), Counted::Nothing)
+        Self::server(setting, key, |dir, tag| {
+            let file = kind.qemu.then(|| file_of(dir, setting.bytes)).transpose()?;
+            let (socket, access) = if kind.unix {
+                let path = dir.join("nbd.sock");
+                (NbdSocket::Unix(path.clone()), Access::nbd_unix(&path))
+            } else {
+                let at = SocketAddr::new(setting.address, ENGINE_PORT + number);
+                (NbdSocket::Tcp(at), Access::nbd_tcp(at))
+            };
+            let server = Server::nbd(file.as_deref(), &socket, setting.bytes, tag)?;
+            Ok((server, access, socket.to_string()))
         })
     }
 
     fn iscsi(setting: &Setting, key: &str, number: u16) -> Result<Self> {
+        Self::server(setting, key, |dir, tag| {
+            let file = file_of(dir, setting.bytes)?;
+            // iscsi-perf does not write, so the file gets its memory here.
+            let mut zeroes = std::io::Read::take(std::io::repeat(0), setting.bytes);
+            std::io::copy(&mut zeroes, &mut std::fs::File::options().write(true).open(&file)?)?;
+            let at = SocketAddr::new(setting.address, ENGINE_PORT + number);
+            let server = Server::iscsi(&file, at, TGT_CONTROL + number, tag)?;
+            let detail = "tgtd on a file, iscsi-perf: reads of one job".to_owned();
+            Ok((server, Access::Iscsi(iscsi_url(at)), detail))
+        })
+    }
+
+    /// A server that `start` starts, by its directory and its tag, with the way to it and a detail.
+    fn server(
+        setting: &Setting,
+        key: &str,
+        start: impl FnOnce(&Path, &str) -> Result<(Server, Access, String)>,
+    ) -> Result<Self> {
         let name = format!("{}-{key}", std::process::id());
         let (dir, directory) = setting.journal.directory(&name)?;
-        let file = file_of(&dir, setting.bytes)?;
-        // iscsi-perf does not write, so the file gets its memory here.
-        let mut zeroes = std::io::Read::take(std::io::repeat(0), setting.bytes);
-        std::io::copy(&mut zeroes, &mut std::fs::File::options().write(true).open(&file)?)?;
         let tag = format!("{name}-server");
         let processes = setting.journal.note(Step::Processes { tag: tag.clone() })?;
-        let at = SocketAddr::new(setting.address, ENGINE_PORT + number);
-        let server = Server::iscsi(&file, at, TGT_CONTROL + number, &tag)?;
-        let detail = "tgtd on a file, iscsi-perf: reads of one job".to_owned();
+        let (server, access, detail) = start(&dir, &tag)?;
         Ok(Self {
             target_pid: Some(server.pid()),
             _held: Some(Box::new(server)),
             _notes: vec![processes, directory],
-            ..Self::new(Access::Iscsi(iscsi_url(at)), detail, Counted::Nothing)
+            ..Self::new(access, detail, Counted::Nothing)
         })
     }
 

@@ -23,7 +23,7 @@ use rblk_initiator::front::ublk::DeviceToken;
 use serde::{Deserialize, Serialize};
 
 use super::ublk_null::UblkNull;
-use super::{daemon, module, nbd, nvme_kernel, trigger};
+use super::{daemon, loaded, nbd, nvme_kernel, trigger};
 use crate::child;
 
 /// Where journals are: kernel state and this directory end together, at the next boot.
@@ -80,7 +80,7 @@ impl Step {
         match self {
             Self::Processes { tag } => child::end_tagged(tag, PATIENCE),
             Self::Load { tag } => child::end_tagged(tag, Duration::ZERO),
-            Self::Modules { names } => module::unload(names),
+            Self::Modules { names } => loaded::unload(names),
             Self::Directory { name } => remove_directory(dir, name),
             Self::NvmetSubsystem { nqn } => nvme_kernel::remove_subsystem(nqn),
             Self::NvmetPort { id, nqn } => nvme_kernel::remove_port(*id, nqn),

@@ -1,3 +1,5 @@
+use rblk_operate::doctor::Subnet;
+
 use super::*;
 
 #[test]
@@ -65,7 +67,8 @@ fn the_limit_of_the_lowest_cgroup_counts() {
 #[test]
 fn gids_with_addresses_are_found() {
     let dir = tempfile::tempdir().unwrap();
-    let port = dir.path().join("rxe0/ports/1");
+    let class = rdma_class(dir.path());
+    let port = class.join("rxe0/ports/1");
     std::fs::create_dir_all(port.join("gids")).unwrap();
     std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();
     for (index, gid, kind) in [
@@ -79,22 +82,19 @@ fn gids_with_addresses_are_found() {
         std::fs::write(port.join(format!("gid_attrs/types/{index}")), kind).unwrap();
     }
     // Its GIDs are no addresses.
-    let iwarp = dir.path().join("siw0/ports/1");
+    let iwarp = class.join("siw0/ports/1");
     std::fs::create_dir_all(iwarp.join("gids")).unwrap();
     std::fs::create_dir_all(iwarp.join("gid_attrs/ndevs")).unwrap();
     std::fs::write(iwarp.join("gids/0"), "3671:47ad:0088:0000:0000:0000:0000:0000\n").unwrap();
     std::fs::write(iwarp.join("gid_attrs/ndevs/0"), "v1\n").unwrap();
-    std::fs::write(dir.path().join("siw0/node_type"), "4: RNIC\n").unwrap();
-    let addresses = |name: &str| match name {
-        "v1" => vec![IpAddr::from([10, 9, 1, 1])],
-        _ => Vec::new(),
-    };
-    let all = gids_in(dir.path(), &addresses);
+    std::fs::write(class.join("siw0/node_type"), "4: RNIC\n").unwrap();
+    let subnet = Subnet { address: [10, 9, 1, 1].into(), prefix: 24 };
+    let v1 = Interface { name: "v1".to_owned(), subnets: vec![subnet], ..Interface::default() };
+    let all = gids_of(&rdma_devices(dir.path()), &[v1]);
     let brief: Vec<(u32, String)> = all.iter().map(|g| (g.index, g.ip.to_string())).collect();
     let want = [(1, "10.9.0.1"), (2, "10.9.0.1"), (4, "fd00::7"), (0, "10.9.1.1")];
     assert_eq!(brief, want.map(|(index, ip)| (index, ip.to_owned())));
     assert_eq!(gid_of([10, 9, 0, 1].into(), &all).unwrap().index, 2);
     assert_eq!(gid_of([10, 9, 0, 2].into(), &all), None);
     assert!(gid_of([10, 9, 1, 1].into(), &all).unwrap().is_iwarp);
-    assert!(gids_in(&dir.path().join("none"), &addresses).is_empty());
 }

@@ -24,11 +24,10 @@ use rblk_operate::mount::image;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::not_there::NotMounted;
 use rblk_operate::mount::run_dir::{must_be_readable, names};
-use rblk_operate::{Output, said_once};
+use rblk_operate::Output;
 
 use crate::program::daemon::LentDescriptors;
-use crate::program::key;
-use crate::program::pipes::die_of_closed_pipes;
+use crate::program::{command_line, key};
 use exit_code::exit_of;
 use initiatord::become_daemon;
 use known::{KnownMounts, all_mounts, dead_mounts, must_be_known, status, users};
@@ -45,13 +44,13 @@ Then give the key that `rblk-target key show` prints there to this host:
 /// Carries out the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    die_of_closed_pipes();
-    let cli = match Cli::of_process() {
-        Ok(cli) => cli,
-        Err(code) => return code,
-    };
-    let output = cli.output;
-    let result = match cli.command {
+    let parse = || Cli::of_process().map(|cli| (cli.command, cli.output));
+    command_line::carry_out(PROGRAM, parse, carry_out, exit_of)
+}
+
+/// Carries out a command. The daemon opens disks and connections.
+fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
+    match command {
         Command::Mount(args) => start_daemon::mount(&args, output),
         Command::Vhost(args) => start_daemon::vhost(&args, output),
         Command::Recover(args) => start_daemon::recover(&args, output),
@@ -70,16 +69,11 @@ pub fn main() -> ExitCode {
         Command::LookAt { disk, size_bytes, block_size } => {
             image::here(&disk, size_bytes, block_size).map(|()| Exit::Ok).map_err(Into::into)
         }
-        // The daemon opens disks and connections.
         Command::Umount { .. } | Command::Doctor(_) => Err(become_daemon(LentDescriptors::All)),
         Command::Discover { .. }
         | Command::Leftovers { .. }
         | Command::Users { .. }
         | Command::WriteBack { .. } => Err(become_daemon(LentDescriptors::Standard)),
-    };
-    match result {
-        Ok(exit) => output.end(PROGRAM, exit, None),
-        Err(error) => output.end(PROGRAM, exit_of(&error), Some(&said_once(error.as_ref()))),
     }
 }
 

@@ -2,10 +2,9 @@
 //!
 //! Counters begin at 0 with each process of a mount.
 
-use rblk_operate::exposition::{Exposition, Kind, Scale};
+use rblk_operate::exposition::{Exposition, Kind, Labeled, Scale};
 
 use rblk_operate::mount::mount_status::MountStatus;
-use rblk_operate::mount::queue_counts::QueueCounts;
 
 /// The states of a mount: the values of [`MountStatus::state`], and of `Condition::word` for dead
 /// mounts.
@@ -53,54 +52,6 @@ pub struct SilentMount {
     /// The reason.
     pub silence: Silence,
 }
-
-/// A counter of the queues of a mount: the name of its metric, its help, and its value.
-type OfQueues = (&'static str, Kind, &'static str, fn(&QueueCounts) -> u64);
-
-const QUEUES: &[OfQueues] = &[
-    ("rblk_mount_read_bytes_total", Kind::Counter, "Bytes read.", |c| c.read_bytes),
-    ("rblk_mount_written_bytes_total", Kind::Counter, "Bytes written.", |c| c.written_bytes),
-    ("rblk_mount_errors_total", Kind::Counter, "Requests answered with an error.", |c| c.errors),
-    ("rblk_mount_requests_in_flight", Kind::Gauge, "Requests that are not answered.", |c| {
-        c.in_flight
-    }),
-    ("rblk_mount_replayed_total", Kind::Counter, "Requests sent again on another path.", |c| {
-        c.replayed
-    }),
-    ("rblk_mount_paths_lost_total", Kind::Counter, "Paths that ended.", |c| c.paths_lost),
-    (
-        "rblk_mount_digest_mismatches_total",
-        Kind::Counter,
-        "Data and answers that were changed on the way.",
-        |c| c.digest_mismatches,
-    ),
-    (
-        "rblk_mount_digest_retries_total",
-        Kind::Counter,
-        "Requests sent again because of that.",
-        |c| c.digest_retries,
-    ),
-    (
-        "rblk_mount_copied_bytes_total",
-        Kind::Counter,
-        "Bytes that the CPU copied between buffers.",
-        |c| c.copied_bytes,
-    ),
-    (
-        "rblk_mount_shared_memory_bytes_total",
-        Kind::Counter,
-        "Bytes of requests with shared memory or a guest's, which nothing on this host copied.",
-        |c| c.shared_memory_bytes,
-    ),
-    (
-        "rblk_mount_bounced_bytes_total",
-        Kind::Counter,
-        "Bytes that were copied between the memory of a guest and a buffer.",
-        |c| c.bounced_bytes,
-    ),
-    ("rblk_mount_turns_total", Kind::Counter, "Turns of the queue threads.", |c| c.turns),
-    ("rblk_mount_sleeps_total", Kind::Counter, "Times a queue thread slept.", |c| c.sleeps),
-];
 
 /// A number of a mount, with the name of its metric and its help.
 type OfMount = (&'static str, Kind, &'static str, fn(&MountStatus) -> u64);
@@ -160,7 +111,9 @@ pub fn metrics(mounts: &[MountStatus], silent: &[SilentMount]) -> String {
             family.sample(&[("mount", &m.name)], value(m));
         }
     }
-    of_requests(&mut all, mounts);
+    let labels = |m: &MountStatus| vec![("mount", m.name.clone())];
+    let totals: Vec<Labeled<'_, _>> = mounts.iter().map(|m| (labels(m), &m.total)).collect();
+    all.counters("", &totals);
     of_latency(&mut all, mounts);
     all.into_text()
 }
@@ -210,29 +163,6 @@ fn of_time(all: &mut Exposition, mounts: &[MountStatus]) {
     let mut family = all.family("rblk_mount_stall_max_seconds", Kind::Gauge, help);
     for m in mounts {
         family.sample(&[("mount", &m.name)], seconds(m.stall_ms_max));
-    }
-}
-
-fn of_requests(all: &mut Exposition, mounts: &[MountStatus]) {
-    let help = "Requests answered, by kind.";
-    let mut family = all.family("rblk_mount_requests_total", Kind::Counter, help);
-    for m in mounts {
-        let QueueCounts { reads, writes, flushes, discards, write_zeroes, .. } = m.total;
-        for (op, count) in [
-            ("read", reads),
-            ("write", writes),
-            ("flush", flushes),
-            ("discard", discards),
-            ("write_zeroes", write_zeroes),
-        ] {
-            family.sample(&[("mount", &m.name), ("op", op)], count);
-        }
-    }
-    for (name, kind, help, value) in QUEUES {
-        let mut family = all.family(name, *kind, help);
-        for m in mounts {
-            family.sample(&[("mount", &m.name)], value(&m.total));
-        }
     }
 }
 

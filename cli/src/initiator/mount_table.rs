@@ -6,8 +6,9 @@ use std::time::Duration;
 use rblk_operate::figures;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::table::{Column, Table, wrapped};
-use rblk_runtime::LatencyCounts;
 use rblk_runtime::rates::Rates;
+
+use crate::program::top::{rate_columns, rate_figures};
 
 /// The mounts of this host. `used_by` returns the use of a disk, in words.
 pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<String>) -> String {
@@ -181,52 +182,23 @@ fn latencies(m: &MountStatus) -> Table {
         let figures = [
             kind.to_owned(),
             figures::count(total.count()),
-            mean(total),
+            figures::mean(total),
             figures::latency(total.p50_us()),
             figures::latency(total.p99_us()),
         ];
-        table.row(figures.into_iter().chain(times.stages().map(|(_, stage)| mean(stage))));
+        table.row(figures.into_iter().chain(times.stages().map(|(_, stage)| figures::mean(stage))));
     }
     table
 }
 
-fn mean(times: &LatencyCounts) -> String {
-    // Rounded down, as all figures are; a mean of microseconds fits.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    figures::latency(times.mean_us().map(|us| us as u64))
-}
-
 /// The present work of this host's mounts, busiest first.
 pub(crate) fn top(mounts: &[MountStatus]) -> String {
-    let mut table = Table::new([
-        Column::name("NAME"),
-        Column::word("STATE"),
-        Column::figure("R/s"),
-        Column::figure("W/s"),
-        Column::figure("rMiB/s"),
-        Column::figure("wMiB/s"),
-        Column::figure("rP50"),
-        Column::figure("rP99"),
-        Column::figure("wP50"),
-        Column::figure("wP99"),
-        Column::figure("DEPTH"),
-        Column::name("TARGET"),
-    ]);
+    let columns = [Column::name("NAME"), Column::word("STATE")].into_iter().chain(rate_columns());
+    let others = [Column::figure("DEPTH"), Column::name("TARGET")];
+    let mut table = Table::new(columns.chain(others));
     for m in mounts {
-        table.row([
-            m.name.clone(),
-            state(m),
-            rate(m, |r| figures::count(r.reads)),
-            rate(m, |r| figures::count(r.writes)),
-            rate(m, |r| figures::mib_per_second(r.read_bytes)),
-            rate(m, |r| figures::mib_per_second(r.written_bytes)),
-            rate(m, |r| figures::latency(r.read_p50_us)),
-            rate(m, |r| figures::latency(r.read_p99_us)),
-            rate(m, |r| figures::latency(r.write_p50_us)),
-            rate(m, |r| figures::latency(r.write_p99_us)),
-            m.total.in_flight.to_string(),
-            m.target_name.clone(),
-        ]);
+        let rates = [m.name.clone(), state(m)].into_iter().chain(rate_figures(m.rates.as_ref()));
+        table.row(rates.chain([m.total.in_flight.to_string(), m.target_name.clone()]));
     }
     table.to_string()
 }

@@ -1,6 +1,6 @@
 //! The parts that `rblk-target` and `rblk-initiator` have in common.
 
+pub(crate) mod command_line;
 pub(crate) mod daemon;
 pub(crate) mod key;
-pub(crate) mod pipes;
 pub(crate) mod top;

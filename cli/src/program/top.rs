@@ -3,8 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use rblk_config::Exit;
-use rblk_operate::Output;
 use rblk_operate::screen::Screen;
+use rblk_operate::table::Column;
+use rblk_operate::{Output, figures};
+use rblk_runtime::rates::Rates;
 use serde::Serialize;
 
 /// Time for a daemon to measure its rates.
@@ -44,6 +46,26 @@ pub(crate) fn top<S: TopView>(
             return Ok(Exit::Ok);
         }
     }
+}
+
+/// The columns of rates per second and of the latencies: R is a read and W a write.
+pub(crate) fn rate_columns() -> [Column; 8] {
+    ["R/s", "W/s", "rMiB/s", "wMiB/s", "rP50", "rP99", "wP50", "wP99"].map(Column::figure)
+}
+
+/// The figures of these columns; `-` for rates that are not measured.
+pub(crate) fn rate_figures(rates: Option<&Rates>) -> [String; 8] {
+    let Some(rates) = rates else { return [(); 8].map(|()| "-".to_owned()) };
+    [
+        figures::count(rates.reads),
+        figures::count(rates.writes),
+        figures::mib_per_second(rates.read_bytes),
+        figures::mib_per_second(rates.written_bytes),
+        figures::latency(rates.read_p50_us),
+        figures::latency(rates.read_p99_us),
+        figures::latency(rates.write_p50_us),
+        figures::latency(rates.write_p99_us),
+    ]
 }
 
 /// The time in milliseconds since 1970.

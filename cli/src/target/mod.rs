@@ -21,11 +21,10 @@ use rblk_operate::target::ask::{Ask, Response};
 use rblk_operate::target::client::ask;
 use rblk_operate::target::flags::{Cli, Command, KeyCommand, exit_of_cause};
 use rblk_operate::target::left_open;
-use rblk_operate::{Output, exit_of, said_once};
+use rblk_operate::{Output, exit_of};
 
 use crate::program::daemon::{LentDescriptors, become_daemon};
-use crate::program::key;
-use crate::program::pipes::die_of_closed_pipes;
+use crate::program::{command_line, key};
 use crate::program::top::RATES_TIME;
 use running::status_in;
 
@@ -40,19 +39,8 @@ or target_keys = [\"KEY\"] in the file of the mount. Then let each host in, by t
 /// Carries out the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    die_of_closed_pipes();
-    let cli = match Cli::of_process() {
-        Ok(cli) => cli,
-        Err(code) => return code,
-    };
-    let output = cli.output;
-    match carry_out(cli.command, output) {
-        Ok(exit) => output.end(PROGRAM, exit, None),
-        Err(error) => {
-            let exit = exit_of(&error, exit_of_cause);
-            output.end(PROGRAM, exit, Some(&said_once(error.as_ref())))
-        }
-    }
+    let parse = || Cli::of_process().map(|cli| (cli.command, cli.output));
+    command_line::carry_out(PROGRAM, parse, carry_out, |error| exit_of(error, exit_of_cause))
 }
 
 /// Carries out a command. The daemon carries out the commands that serve or open stores.

@@ -13,7 +13,7 @@ use rblk_runtime::rates::Rates;
 use serde::Serialize;
 
 use super::running::status_in;
-use crate::program::top::{self, TopView};
+use crate::program::top::{self, TopView, rate_columns, rate_figures};
 
 /// One look at a target, as JSON.
 #[derive(Serialize)]
@@ -102,38 +102,18 @@ fn frame(status: &TargetStatus) -> String {
         share(total.cached_bytes),
         share(total.dirty_bytes)
     );
-    let mut table = Table::new([
-        Column::name("VOLUME"),
-        Column::figure("R/s"),
-        Column::figure("W/s"),
-        Column::figure("rMiB/s"),
-        Column::figure("wMiB/s"),
-        Column::figure("rP50"),
-        Column::figure("rP99"),
-        Column::figure("wP50"),
-        Column::figure("wP99"),
-        Column::figure("DEPTH"),
-        Column::figure("HIT"),
-        Column::figure("STORE P99"),
-        Column::name("HOST"),
-    ]);
+    let others = ["DEPTH", "HIT", "STORE P99"].map(Column::figure);
+    let columns = [Column::name("VOLUME")].into_iter().chain(rate_columns()).chain(others);
+    let mut table = Table::new(columns.chain([Column::name("HOST")]));
     for v in busiest(status) {
         let rates = v.rates.unwrap_or_default();
-        table.row([
-            v.name.clone(),
-            figures::count(rates.reads),
-            figures::count(rates.writes),
-            figures::mib_per_second(rates.read_bytes),
-            figures::mib_per_second(rates.written_bytes),
-            figures::latency(rates.read_p50_us),
-            figures::latency(rates.read_p99_us),
-            figures::latency(rates.write_p50_us),
-            figures::latency(rates.write_p99_us),
+        let others = [
             v.io.in_flight.to_string(),
             figures::percent(v.counts.hit_ratio()),
             figures::latency(rates.store_p99_us),
             v.holder.as_ref().map_or_else(|| "-".to_owned(), |holder| holder.host.clone()),
-        ]);
+        ];
+        table.row([v.name.clone()].into_iter().chain(rate_figures(Some(&rates))).chain(others));
     }
     format!("{}{table}", wrapped(&first, ""))
 }

@@ -28,6 +28,7 @@ use rblk_operate::mount::log_file::LogFile;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_protocol::VolumeFlags;
+use rblk_runtime::die_of_closed_pipes;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -103,13 +104,6 @@ fn main() -> ExitCode {
             output.end("rblk-initiator", exit_of(&error), Some(&said_once(error.as_ref())))
         }
     }
-}
-
-/// A closed output pipe (`| head`) ends this program as usual, without a message.
-fn die_of_closed_pipes() {
-    use nix::sys::signal::{SigHandler, Signal, signal};
-    // SAFETY: the default disposition runs no code of ours.
-    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 /// Writes the page cache of a disk back, for the process of a mount.

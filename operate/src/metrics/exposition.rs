@@ -5,7 +5,7 @@
 
 use std::fmt::{Display, Write};
 
-use rblk_runtime::LatencyCounts;
+use rblk_runtime::{CounterKind, CounterUnit, Described, LatencyCounts};
 
 /// The type of the text, for HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -35,6 +35,9 @@ impl Scale {
 /// Labels of a sample: names and values.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
+/// The labels and the counters of a poll group, a volume, a mount and so on.
+pub type Labeled<'a, T> = (Vec<(&'a str, String)>, &'a T);
+
 /// The type of a family's samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -56,6 +59,15 @@ impl Kind {
     }
 }
 
+impl From<CounterKind> for Kind {
+    fn from(kind: CounterKind) -> Self {
+        match kind {
+            CounterKind::Counter => Self::Counter,
+            CounterKind::Gauge => Self::Gauge,
+        }
+    }
+}
+
 /// A text of metrics.
 #[derive(Clone, Debug, Default)]
 pub struct Exposition {
@@ -64,13 +76,37 @@ pub struct Exposition {
 
 impl Exposition {
     /// Begins a family. Its samples follow.
-    pub fn family(&mut self, name: &'static str, kind: Kind, help: &str) -> Family<'_> {
+    pub fn family<'a>(&'a mut self, name: &'a str, kind: Kind, help: &str) -> Family<'a> {
         debug_assert_eq!(kind == Kind::Counter, name.ends_with("_total"), "{name}");
         let text = &mut self.text;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         // Writing to a string does not fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", kind.word());
         Family { text, name }
+    }
+
+    /// The families of described counters, each with the samples of all that have them. `subject`
+    /// is the word in place of `{subject}` in names and helps.
+    pub fn counters<T: Described>(&mut self, subject: &str, all: &[Labeled<'_, T>]) {
+        let with_metric = T::COUNTERS.iter().filter(|counter| counter.metric.is_some());
+        let with_metric: Vec<_> = with_metric.collect();
+        for members in with_metric.chunk_by(|one, next| one.metric == next.metric) {
+            let [first, ..] = members else { continue };
+            let name = first.metric.unwrap_or_default().replace("{subject}", subject);
+            let help = first.help().replace("{subject}", subject);
+            let mut family = self.family(&name, first.kind.into(), &help);
+            for (labels, counts) in all {
+                let labels = labels.iter().map(|(name, value)| (*name, value.as_str()));
+                for counter in members {
+                    let labels: Vec<_> = labels.clone().chain(counter.label).collect();
+                    let value = (counter.value)(counts);
+                    match counter.unit {
+                        CounterUnit::Number | CounterUnit::Bytes => family.sample(&labels, value),
+                        CounterUnit::Micros => family.sample(&labels, seconds(value)),
+                    };
+                }
+            }
+        }
     }
 
     /// The text.
@@ -84,7 +120,7 @@ impl Exposition {
 #[derive(Debug)]
 pub struct Family<'a> {
     text: &'a mut String,
-    name: &'static str,
+    name: &'a str,
 }
 
 impl Family<'_> {
@@ -186,6 +222,33 @@ mod tests {
         let expected = "# HELP x_total Odd \\\\ help\\nof two lines.\n# TYPE x_total counter\n\
             x_total{a=\"plain\",b=\"q\\\" b\\\\ n\\n{}\"} 7\nx_total 0.5\n\
             # HELP y None.\n# TYPE y gauge\ny{c=\"\"} 9223372036854775808\n";
+        assert_eq!(all.into_text(), expected);
+    }
+
+    #[test]
+    fn described_counters_are_families() {
+        rblk_runtime::counters! {
+            /// Of a test.
+            pub struct DiskWaits;
+            /// READs.
+            reads: Counter Number => "{subject}_ops_total" { op = "r" } "Work of the {subject}.",
+            /// WRITEs.
+            writes: Counter Number => "{subject}_ops_total" { op = "w" },
+            /// Waits now.
+            waiting: Gauge Number,
+            /// Time
+            /// of waits.
+            ///
+            /// Not in the help.
+            waited_us: Counter Micros => "wait_seconds_total",
+        }
+        let waits = DiskWaits { reads: 1, writes: 2, waiting: 3, waited_us: 2_500_000 };
+        let mut all = Exposition::default();
+        all.counters("disk", &[(vec![("of", "a".to_owned())], &waits)]);
+        let expected = "# HELP disk_ops_total Work of the disk.\n# TYPE disk_ops_total counter\n\
+            disk_ops_total{of=\"a\",op=\"r\"} 1\ndisk_ops_total{of=\"a\",op=\"w\"} 2\n\
+            # HELP wait_seconds_total Time of waits.\n# TYPE wait_seconds_total counter\n\
+            wait_seconds_total{of=\"a\"} 2.5\n";
         assert_eq!(all.into_text(), expected);
     }
 

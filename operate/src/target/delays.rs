@@ -12,13 +12,15 @@ rblk_runtime::counters! {
     #[serde(default)]
     pub struct DelayCounts;
 
-    /// Commands that came while their volume or host was over its limit.
-    commands,
+    /// Block commands that had to wait for a limit of the volume or of their host.
+    commands: Counter Number => "rblk_target_volume_delayed_commands_total",
     /// Commands that their limits have let pass since. The others still wait, or ended with their
     /// connection, or lost their volume.
-    begun,
-    /// Microseconds that the passed commands waited.
-    waited_us,
+    begun: Counter Number,
+    /// Time that block commands waited for a limit of the volume or of their host.
+    ///
+    /// Only those that their limits have let pass.
+    waited_us: Counter Micros => "rblk_target_volume_delay_seconds_total",
 }
 
 impl DelayCounts {

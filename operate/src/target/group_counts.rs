@@ -19,122 +19,143 @@ rblk_runtime::counters! {
     pub struct StatsSnapshot;
 
     /// READ commands answered.
-    reads,
+    reads: Counter Number => "rblk_target_commands_total" { op = "read" }
+        "Commands answered, by kind.",
     /// WRITE commands answered.
-    writes,
+    writes: Counter Number => "rblk_target_commands_total" { op = "write" },
     /// FLUSH commands answered.
-    flushes,
+    flushes: Counter Number => "rblk_target_commands_total" { op = "flush" },
     /// DISCARD commands answered.
-    discards,
+    discards: Counter Number => "rblk_target_commands_total" { op = "discard" },
     /// WRITE_ZEROES commands answered.
-    write_zeroes,
+    write_zeroes: Counter Number => "rblk_target_commands_total" { op = "write_zeroes" },
     /// Admin commands answered.
-    admin_commands,
+    admin_commands: Counter Number => "rblk_target_commands_total" { op = "admin" },
     /// Bytes sent for READs.
-    read_bytes,
+    read_bytes: Counter Bytes => "rblk_target_read_bytes_total",
     /// Bytes taken by WRITEs.
-    written_bytes,
-    /// Writes with their data inside the capsule: no key of the initiator was used.
-    in_capsule_writes,
-    /// Bytes that the target's CPU copied between buffers: in-capsule writes to their final place,
-    /// and all data of other commands on iWARP. On other devices, reads count only for memory
-    /// volumes with digests.
-    copied_bytes,
+    written_bytes: Counter Bytes => "rblk_target_written_bytes_total",
+    /// Writes whose data came inside the command.
+    ///
+    /// No key of the initiator was used.
+    in_capsule_writes: Counter Number => "rblk_target_in_capsule_writes_total",
+    /// Bytes that the CPU copied between buffers.
+    ///
+    /// In-capsule writes to their final place, and all data of other commands on iWARP. On other
+    /// devices, reads count only for memory volumes with digests.
+    copied_bytes: Counter Bytes => "rblk_target_copied_bytes_total",
     /// Bytes copied for writes of parts of a cached block.
-    merged_bytes,
+    merged_bytes: Counter Bytes => "rblk_target_merged_bytes_total",
     /// Commands answered with an error.
-    failed_commands,
-    /// Failed commands of an older epoch, or after another initiator took the volume over.
-    fenced_commands,
+    failed_commands: Counter Number => "rblk_target_failed_commands_total",
+    /// Commands refused as their host lost the volume, or came by an older epoch.
+    ///
+    /// They count as failed, too.
+    fenced_commands: Counter Number => "rblk_target_fenced_commands_total",
     /// Connections ended because the peer broke a rule.
-    protocol_errors,
-    /// I/O connections that failed to prove their session.
-    failed_proofs,
-    /// Commands and data with digest mismatches: they changed on their way.
-    digest_mismatches,
-    /// Connections with a failed path, or with an initiator that went silent or left commands
-    /// unanswered. An initiator that leaves when every command is answered, as after `umount` and
-    /// `discover`, does not count.
-    lost_connections,
-    /// RDMA WRITEs and READs that did not reach the initiator's memory: its device refused the
-    /// key, or the peer no longer answered. Each ended its connection.
-    stale_rdma_blocked,
-    /// Requests that had to wait for memory of the arena.
-    memory_waits,
-    /// Requests that had to wait for others on the same blocks.
-    range_waits,
+    protocol_errors: Counter Number => "rblk_target_protocol_errors_total",
+    /// I/O connections that did not prove that they are of their session.
+    failed_proofs: Counter Number => "rblk_target_failed_proofs_total",
+    /// Commands and data that were changed on the way.
+    ///
+    /// Their digests did not match.
+    digest_mismatches: Counter Number => "rblk_target_digest_mismatches_total",
+    /// Connections whose path failed or whose initiator went silent.
+    ///
+    /// Initiators that left commands unanswered count. An initiator that leaves when every command
+    /// is answered, as after `umount` and `discover`, does not count.
+    lost_connections: Counter Number => "rblk_target_lost_connections_total",
+    /// RDMA operations that the initiator's device refused.
+    ///
+    /// RDMA WRITEs and READs that did not reach the initiator's memory: its device refused the key,
+    /// or the peer no longer answered. Each ended its connection.
+    stale_rdma_blocked: Counter Number => "rblk_target_stale_rdma_blocked_total",
+    /// Requests that waited for memory of the arena.
+    memory_waits: Counter Number => "rblk_target_memory_waits_total",
+    /// Requests that waited for others on the same blocks.
+    range_waits: Counter Number => "rblk_target_range_waits_total",
     /// Blocks of 4 KiB that reads found in the cache.
-    cache_hits,
-    /// Blocks that reads did not find.
-    cache_misses,
-    /// Blocks read ahead of sequential readers.
-    cache_prefetched,
-    /// Blocks that left the cache to make room.
-    cache_evictions,
+    cache_hits: Counter Number => "rblk_target_cache_hits_total",
+    /// Blocks of 4 KiB that reads did not find.
+    cache_misses: Counter Number => "rblk_target_cache_misses_total",
+    /// Blocks of 4 KiB read ahead of sequential readers.
+    cache_prefetched: Counter Number => "rblk_target_cache_prefetched_blocks_total",
+    /// Blocks of 4 KiB that left the cache to make room.
+    cache_evictions: Counter Number => "rblk_target_cache_evictions_total",
     /// Bytes read from the stores of cached volumes.
-    fill_bytes,
-    /// Write-backs: store operations of one or more neighbouring dirty blocks.
-    write_backs,
+    fill_bytes: Counter Bytes => "rblk_target_cache_fill_bytes_total",
+    /// Store operations that wrote dirty blocks.
+    ///
+    /// Each is one operation for one or more neighbouring dirty blocks.
+    write_backs: Counter Number => "rblk_target_write_backs_total",
     /// Bytes written by write-backs.
-    write_back_bytes,
-    /// Writes of write-back volumes that found no room for dirty blocks and went to the store.
-    dirty_limited,
-    /// Store operations that failed.
-    store_errors,
-    /// Current bytes in the cache.
-    cached_bytes,
-    /// Current bytes that are acknowledged but not in the store yet.
-    dirty_bytes,
-    /// The limit of `dirty_bytes`.
-    dirty_max_bytes,
-    /// Current slots lent for sending.
-    lent_slots,
-    /// Current slots set apart for landing data.
-    landing_slots,
+    write_back_bytes: Counter Bytes => "rblk_target_write_back_bytes_total",
+    /// Writes that found no room for dirty blocks and went to the store.
+    ///
+    /// Only volumes with write-back have them.
+    dirty_limited: Counter Number => "rblk_target_dirty_limited_writes_total",
+    /// Operations that a store failed.
+    store_errors: Counter Number => "rblk_target_store_errors_total",
+    /// Bytes in the cache.
+    cached_bytes: Gauge Bytes => "rblk_target_cached_bytes",
+    /// Acknowledged bytes that are in memory only.
+    dirty_bytes: Gauge Bytes => "rblk_target_dirty_bytes",
+    /// The limit of the dirty bytes.
+    dirty_max_bytes: Gauge Bytes => "rblk_target_dirty_limit_bytes",
+    /// Slots of the cache that are lent for sending.
+    lent_slots: Gauge Number => "rblk_target_lent_slots",
+    /// Slots of the cache that are set apart for the data of small writes.
+    landing_slots: Gauge Number => "rblk_target_landing_slots",
     /// Messages to other poll groups.
-    peer_messages,
-    /// Commands that had to wait for a READ credit.
-    read_credit_waits,
-    /// Commands that had to wait for a send-queue slot.
-    send_credit_waits,
+    peer_messages: Counter Number => "rblk_target_peer_messages_total",
+    /// Commands that waited for a READ credit.
+    read_credit_waits: Counter Number => "rblk_target_read_credit_waits_total",
+    /// Commands that waited for a place in the send queue.
+    send_credit_waits: Counter Number => "rblk_target_send_credit_waits_total",
     /// Turns of the data thread.
-    turns,
+    turns: Counter Number => "rblk_target_turns_total",
     /// Times the data thread slept.
-    sleeps,
-    /// io_uring_enter calls.
-    ring_enters,
-    /// SENDs posted (responses).
-    sends,
+    sleeps: Counter Number => "rblk_target_sleeps_total",
+    /// Calls of io_uring_enter.
+    ring_enters: Counter Number => "rblk_target_ring_enters_total",
+    /// SENDs posted.
+    sends: Counter Number => "rblk_target_sends_total",
     /// RDMA WRITEs posted, without immediate.
-    rdma_writes,
-    /// RDMA WRITE_WITH_IMMs posted: data and response in one message.
-    rdma_writes_with_imm,
+    rdma_writes: Counter Number => "rblk_target_rdma_writes_total",
+    /// RDMA WRITE_WITH_IMMs posted: data and answer in one message.
+    rdma_writes_with_imm: Counter Number => "rblk_target_rdma_writes_with_imm_total",
     /// RDMA READs posted.
-    rdma_reads,
+    rdma_reads: Counter Number => "rblk_target_rdma_reads_total",
     /// Send WRs that asked for a completion.
-    signaled,
-    /// Doorbells: posts of a list of send WRs.
-    send_doorbells,
+    signaled: Counter Number => "rblk_target_signaled_total",
+    /// Posts of a list of send WRs.
+    send_doorbells: Counter Number => "rblk_target_send_doorbells_total",
     /// Posts of a list of RECVs.
-    recv_doorbells,
+    recv_doorbells: Counter Number => "rblk_target_recv_doorbells_total",
     /// RECVs posted.
-    recvs,
+    recvs: Counter Number => "rblk_target_recvs_total",
     /// Completions reaped.
-    completions,
-    /// Times that the data thread yielded its CPU while it looked for work.
-    yields,
-    /// Times that a CQ was armed for an event. An armed CQ is not armed again.
-    arms,
-    /// CQ events taken.
-    events,
-    /// Calls of the software provider into its links and epoll; over TCP each is a system call.
-    link_calls,
-    /// Encrypted connections that ended because a record was changed on the way, or was no record.
-    bad_records,
-    /// SENDs with several responses.
-    lists,
-    /// Responses in these SENDs.
-    listed,
+    completions: Counter Number => "rblk_target_completions_total",
+    /// Times the data thread yielded its CPU while it looked for work.
+    yields: Counter Number => "rblk_target_yields_total",
+    /// Times a CQ was asked for an event.
+    ///
+    /// An armed CQ is not armed again.
+    arms: Counter Number => "rblk_target_cq_arms_total",
+    /// Events of the CQs that were taken.
+    events: Counter Number => "rblk_target_cq_events_total",
+    /// Calls of the software provider into its links.
+    ///
+    /// And into epoll. Over TCP each is a system call.
+    link_calls: Counter Number => "rblk_target_link_calls_total",
+    /// Encrypted connections that ended because a record was changed on the way.
+    ///
+    /// Or because the bytes were no record.
+    bad_records: Counter Number => "rblk_target_bad_records_total",
+    /// SENDs that carried several answers.
+    lists: Counter Number => "rblk_target_answer_lists_total",
+    /// Answers in them.
+    listed: Counter Number => "rblk_target_listed_answers_total",
 }
 
 impl StatsSnapshot {

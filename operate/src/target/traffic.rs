@@ -121,28 +121,32 @@ impl IoStats {
     }
 }
 
-/// The counters of an [`IoStats`] at one moment; also a sum of several.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct IoCounts {
+rblk_runtime::counters! {
+    /// The counters of an [`IoStats`] at one moment; also a sum of several. The subject of their
+    /// metrics is a volume, a session or a device.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct IoCounts;
+
     /// READs answered.
-    pub reads: u64,
+    reads: Counter Number => "rblk_target_{subject}_commands_total" { op = "read" }
+        "Block commands of the {subject} that were answered, by kind.",
     /// WRITEs answered.
-    pub writes: u64,
+    writes: Counter Number => "rblk_target_{subject}_commands_total" { op = "write" },
     /// FLUSHes answered.
-    pub flushes: u64,
+    flushes: Counter Number => "rblk_target_{subject}_commands_total" { op = "flush" },
     /// DISCARDs answered.
-    pub discards: u64,
+    discards: Counter Number => "rblk_target_{subject}_commands_total" { op = "discard" },
     /// WRITE_ZEROES answered.
-    pub write_zeroes: u64,
-    /// Bytes of the READs.
-    pub read_bytes: u64,
-    /// Bytes of the WRITEs.
-    pub written_bytes: u64,
-    /// Commands of these kinds that were answered with an error.
-    pub errors: u64,
-    /// Commands currently unanswered.
-    pub in_flight: u64,
+    write_zeroes: Counter Number => "rblk_target_{subject}_commands_total" { op = "write_zeroes" },
+    /// Bytes read from the {subject}.
+    read_bytes: Counter Bytes => "rblk_target_{subject}_read_bytes_total",
+    /// Bytes written to the {subject}.
+    written_bytes: Counter Bytes => "rblk_target_{subject}_written_bytes_total",
+    /// Block commands answered with an error, of the {subject}.
+    errors: Counter Number => "rblk_target_{subject}_command_errors_total",
+    /// Block commands that are not answered, of the {subject}.
+    in_flight: Gauge Number => "rblk_target_{subject}_commands_in_flight",
 }
 
 impl IoCounts {
@@ -152,22 +156,6 @@ impl IoCounts {
         [self.reads, self.writes, self.flushes, self.discards, self.write_zeroes]
             .iter()
             .fold(0, |sum, count| sum.wrapping_add(*count))
-    }
-
-    /// Adds the numbers of another, field by field.
-    pub fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.reads, other.reads),
-            (&mut self.writes, other.writes),
-            (&mut self.flushes, other.flushes),
-            (&mut self.discards, other.discards),
-            (&mut self.write_zeroes, other.write_zeroes),
-            (&mut self.read_bytes, other.read_bytes),
-            (&mut self.written_bytes, other.written_bytes),
-            (&mut self.errors, other.errors),
-            (&mut self.in_flight, other.in_flight),
-        ];
-        pairs.into_iter().for_each(|(mine, other)| *mine = mine.wrapping_add(other));
     }
 
     /// The counts without current values: the part that remains of an ended connection.

@@ -23,20 +23,24 @@ rblk_runtime::counters! {
     #[serde(default)]
     pub struct VolumeCounts;
 
-    /// Blocks that reads found in the cache.
-    hits,
-    /// Blocks that reads did not find.
-    misses,
-    /// Blocks that left the cache to make room, for this volume or another.
-    evictions,
-    /// Store operations that failed.
-    store_errors,
-    /// Current bytes in the cache, including dirty ones.
-    cached_bytes,
-    /// Current bytes that are acknowledged but not in the store yet.
-    dirty_bytes,
-    /// Current dirty blocks with a failed last write-back, which is retried.
-    failed_blocks,
+    /// Blocks of 4 KiB that reads found in the cache.
+    hits: Counter Number => "rblk_target_volume_cache_hits_total",
+    /// Blocks of 4 KiB that reads did not find.
+    misses: Counter Number => "rblk_target_volume_cache_misses_total",
+    /// Blocks of 4 KiB that left the cache to make room.
+    ///
+    /// For this volume or another.
+    evictions: Counter Number => "rblk_target_volume_cache_evictions_total",
+    /// Operations that the store failed.
+    store_errors: Counter Number => "rblk_target_volume_store_errors_total",
+    /// Bytes in the cache, dirty ones included.
+    cached_bytes: Gauge Bytes => "rblk_target_volume_cached_bytes",
+    /// Acknowledged bytes that are in memory only.
+    dirty_bytes: Gauge Bytes => "rblk_target_volume_dirty_bytes",
+    /// Dirty blocks of 4 KiB that the store refused last time.
+    ///
+    /// The write-back is retried.
+    failed_blocks: Gauge Number => "rblk_target_volume_unwritable_blocks",
 }
 
 impl VolumeCounts {
@@ -124,14 +128,7 @@ pub struct VolumeStats {
 impl VolumeStats {
     /// Publishes the shard's counters. Only the owning thread calls it.
     pub fn set(&self, counts: &VolumeCounts, last_error: LastError, dirty_since: DirtySince) {
-        let to = &self.counters;
-        to.hits.set(counts.hits);
-        to.misses.set(counts.misses);
-        to.evictions.set(counts.evictions);
-        to.store_errors.set(counts.store_errors);
-        to.cached_bytes.set(counts.cached_bytes);
-        to.dirty_bytes.set(counts.dirty_bytes);
-        to.failed_blocks.set(counts.failed_blocks);
+        self.counters.set(counts);
         self.last_error.set(last_error.0);
         self.dirty_since.set(dirty_since.0);
     }

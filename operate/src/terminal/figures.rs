@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use rblk_runtime::{CounterUnit, Described, LatencyCounts};
+
 /// A number of thousandths of a unit, in that unit: with a decimal below 100, and rounded down.
 fn rounded(thousandths: u128) -> String {
     let (whole, tenths) = (thousandths / 1000, thousandths / 100 % 10);
@@ -48,6 +50,29 @@ pub fn latency(us: Option<u64>) -> String {
         1_000..1_000_000 => format!("{}ms", rounded(us)),
         _ => format!("{}s", rounded(us / 1000)),
     }
+}
+
+/// The mean of latencies; `-` for none.
+#[must_use]
+pub fn mean(times: &LatencyCounts) -> String {
+    // Rounded down, as all figures are; a mean of microseconds fits.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    latency(times.mean_us().map(|us| us as u64))
+}
+
+/// A sentence with the figures of counters: `{name}` stands for the counter of that name. Numbers
+/// are whole, and sizes and times are rounded.
+#[must_use]
+pub fn with_counters<T: Described>(sentence: &str, counts: &T) -> String {
+    T::COUNTERS.iter().fold(sentence.to_owned(), |sentence, counter| {
+        let value = (counter.value)(counts);
+        let figure = match counter.unit {
+            CounterUnit::Number => value.to_string(),
+            CounterUnit::Bytes => size(value),
+            CounterUnit::Micros => latency(Some(value)),
+        };
+        sentence.replace(&format!("{{{}}}", counter.name), &figure)
+    })
 }
 
 /// A time: `0.4s`, `9s`, `2m 5s`, `1h 10m`, `3d 4h`.
@@ -105,6 +130,23 @@ mod tests {
         for (bytes, shown) in [(0, "0"), (300 << 10, "0.2"), (199 << 20, "199"), (5 << 19, "2.5")] {
             assert_eq!(mib_per_second(bytes), shown, "{bytes}");
         }
+    }
+
+    #[test]
+    fn a_sentence_has_each_counter_in_its_unit() {
+        rblk_runtime::counters! {
+            /// Of a test.
+            pub struct Copies;
+            /// Copies.
+            copies: Counter Number,
+            /// Their bytes.
+            bytes: Counter Bytes,
+            /// Their time.
+            time_us: Counter Micros,
+        }
+        let counts = Copies { copies: 12_345, bytes: 1536, time_us: 1900 };
+        let text = with_counters("{copies} of {bytes} in {time_us}, not {other}", &counts);
+        assert_eq!(text, "12345 of 1.5KiB in 1.9ms, not {other}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr
 use rblk_operate::target::events::EVENT_LINES;
 use rblk_operate::target::flags::{Cli, Command, DoctorArgs, ServeArgs};
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
+use rblk_runtime::die_of_closed_pipes;
 use rblk_target::commands::check::check;
 use rblk_target::commands::doctor::{self, Seen};
 use rblk_target::control::hand_over::{Inherited, Successor};
@@ -86,13 +87,6 @@ fn main() -> ExitCode {
             output.end("rblk-target", Exit::Failure, Some(&text))
         }
     }
-}
-
-/// A reader that goes away (`| head`) ends this program like any other, without a message.
-fn die_of_closed_pipes() {
-    use nix::sys::signal::{SigHandler, Signal, signal};
-    // SAFETY: the default disposition runs no code of ours.
-    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 /// Carries out a command of `rblk-target` that opens stores, and refuses all others.

@@ -6,7 +6,6 @@ use rblk_config::{ByteSize, CacheMode};
 use rblk_operate::figures;
 use rblk_operate::table::{Column, Table, wrapped};
 use rblk_operate::target::status::{SessionStatus, TargetStatus, VolumeStatus};
-use rblk_runtime::LatencyCounts;
 
 /// Every counter of a target.
 pub(super) fn of(status: &TargetStatus) -> String {
@@ -169,22 +168,16 @@ fn latencies(volumes: &[VolumeStatus]) -> Table {
             }
             let figures = [
                 figures::count(total.count()),
-                mean(total),
+                figures::mean(total),
                 figures::latency(total.p50_us()),
                 figures::latency(total.p99_us()),
             ];
-            let stages = times.stages().map(|(_, stage)| mean(stage));
+            let stages = times.stages().map(|(_, stage)| figures::mean(stage));
             let names = [v.name.clone(), kind.to_owned()];
             table.row(names.into_iter().chain(figures).chain(stages));
         }
     }
     table
-}
-
-fn mean(times: &LatencyCounts) -> String {
-    // Rounded down, as all figures are; a mean of microseconds fits.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    figures::latency(times.mean_us().map(|us| us as u64))
 }
 
 fn epochs(sessions: &[SessionStatus]) -> Table {
@@ -237,58 +230,37 @@ fn queues(sessions: &[SessionStatus]) -> Table {
     table
 }
 
+/// Sentences with the counters of all poll groups together.
 fn counters(status: &TargetStatus) -> [String; 5] {
     let t = &status.total;
     [
+        "commands: {reads} reads, {writes} writes ({in_capsule_writes} in capsule), {flushes} flushes, \
+         {discards} discards, {write_zeroes} write-zeroes, {failed_commands} failed"
+            .to_owned(),
         format!(
-            "commands: {} reads, {} writes ({} in capsule), {} flushes, {} discards, {} write-zeroes, {} failed",
-            t.reads,
-            t.writes,
-            t.in_capsule_writes,
-            t.flushes,
-            t.discards,
-            t.write_zeroes,
-            t.failed_commands
-        ),
-        format!(
-            "fenced: {} holders ({} by take-over), {} commands, {} stale RDMA operations; a lost initiator keeps its volumes for {} s",
+            "fenced: {} holders ({} by take-over), {{fenced_commands}} commands, {{stale_rdma_blocked}} stale RDMA \
+             operations; a lost initiator keeps its volumes for {} s",
             status.fencings,
             status.take_overs,
-            t.fenced_commands,
-            t.stale_rdma_blocked,
             status.lease_ms.div_ceil(1000)
         ),
+        "messages: {sends} SEND, {rdma_writes} WRITE, {rdma_writes_with_imm} WRITE_WITH_IMM, {rdma_reads} READ, \
+         {signaled} signaled, {send_doorbells} doorbells, {completions} completions"
+            .to_owned(),
         format!(
-            "messages: {} SEND, {} WRITE, {} WRITE_WITH_IMM, {} READ, {} signaled, {} doorbells, {} completions",
-            t.sends,
-            t.rdma_writes,
-            t.rdma_writes_with_imm,
-            t.rdma_reads,
-            t.signaled,
-            t.send_doorbells,
-            t.completions
-        ),
-        format!(
-            "cache: {} arena of {} pages, {} cached, {} of {} dirty, {} hits, {} evictions, {} read ahead",
+            "cache: {} arena of {} pages, {{cached_bytes}} cached, {{dirty_bytes}} of {{dirty_max_bytes}} dirty, \
+             {} hits, {{cache_evictions}} evictions, {{cache_prefetched}} read ahead",
             figures::size(status.arena_bytes),
             figures::size(status.arena_page_bytes),
-            figures::size(t.cached_bytes),
-            figures::size(t.dirty_bytes),
-            figures::size(t.dirty_max_bytes),
-            figures::percent(t.hit_ratio()),
-            t.cache_evictions,
-            t.cache_prefetched
+            figures::percent(t.hit_ratio())
         ),
         format!(
-            "write-backs: {} of {} ({} each), {} writes beyond the limit of dirty blocks; waits: {} for memory, {} for ranges",
-            t.write_backs,
-            figures::size(t.write_back_bytes),
-            t.bytes_per_write_back().map_or_else(|| "-".to_owned(), figures::size),
-            t.dirty_limited,
-            t.memory_waits,
-            t.range_waits
+            "write-backs: {{write_backs}} of {{write_back_bytes}} ({} each), {{dirty_limited}} writes beyond the \
+             limit of dirty blocks; waits: {{memory_waits}} for memory, {{range_waits}} for ranges",
+            t.bytes_per_write_back().map_or_else(|| "-".to_owned(), figures::size)
         ),
     ]
+    .map(|sentence| figures::with_counters(&sentence, t))
 }
 
 #[cfg(test)]

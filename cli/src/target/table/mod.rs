@@ -423,6 +423,7 @@ db1      192.0.2.2:55039      5  -     no           7       0  vol0
         busy.total.reads = u64::MAX;
         for details in [false, true] {
             let text = status(&busy, details);
+            assert!(!text.contains('{'), "every counter has its figure: {text}");
             for line in text.lines() {
                 assert!(line.chars().count() <= WIDTH, "{line}\nin:\n{text}");
             }
