@@ -263,8 +263,8 @@ fn failed(
                 Some((device, interface)) => Finding::fail(
                     "port",
                     format!(
-                        "{found}; or {device}, which is Soft-RoCE, is mute since {interface} was down: list its users \
-                         before you delete it and add it again"
+                        "{found}; or {device}, which is Soft-RoCE, is mute since {interface} was down or lost its \
+                         address: list its users before you delete it and add it again"
                     ),
                 )
                 .fix(format!("rdma resource show qp link {device}")),
