@@ -30,7 +30,7 @@ pub(crate) fn watch() -> Result<()> {
                 }
                 if INTERRUPTED.swap(true, Ordering::Relaxed) {
                     eprintln!(
-                        "rblk-bench: ended at once; `rblk-bench clean-up` takes down what is left"
+                        "rblk-bench: ended at once; `rblk-bench clean-up` removes its leftovers"
                     );
                     std::process::exit(130);
                 }

@@ -18,10 +18,10 @@ impl Version {
 /// in one message, were added in this way.
 pub const VERSIONS: &[(Version, &str)] = &[(
     Version(3),
-    "first of a release: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with \
-     epochs, write verifiers, generations of a volume's holders, a nonce in each accept for the proofs of both ends. \
-     Version 1 had no generations: an end that speaks only that cannot be fenced. Version 2 had no nonce: its ends \
-     cannot prove who they are. Both are refused",
+    "first of a release: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with epochs, \
+     write verifiers, generations of a volume's holders, a nonce in each accept for the proofs of both ends. Version \
+     1 had no generations: an end that speaks only that cannot be fenced. Version 2 had no nonce: its ends cannot \
+     prove their keys. Both are refused",
 )];
 
 const _: () = {

@@ -231,5 +231,5 @@ fn a_flood_of_logins_is_no_flood_of_the_log() {
     println!("{count} logins without a right, {:.1} KiB/s of log", rate as f64 / 1024.0);
     assert!(count > 100, "{count} logins are no flood");
     assert!(rate < 40 << 10, "{rate} bytes of log in a second");
-    assert!(bed.target.log().contains("did not prove who it is"), "{}", bed.target.log());
+    assert!(bed.target.log().contains("did not prove its key"), "{}", bed.target.log());
 }

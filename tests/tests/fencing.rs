@@ -162,7 +162,7 @@ fn a_holder_that_cannot_be_recorded_is_not_let_in() {
     let new = next_record(dir.path());
     std::fs::create_dir(&new).unwrap();
     let error = claim(&target.address, BOB, taking_over()).unwrap_err().to_string();
-    assert!(error.contains("cannot remember who holds the volume"), "{error}");
+    assert!(error.contains("cannot record the holder of the volume"), "{error}");
     // The holder keeps the volume, and may even come back.
     alice.write(0, &pattern(1, LEN));
     assert_eq!(target.status().take_overs, 0);
@@ -245,7 +245,7 @@ fn a_volume_on_another_file_fences_its_old_holders() {
     let (path, old) = (dir.path().join("v.img"), dir.path().join("old.img"));
     std::fs::rename(&path, &old).unwrap();
     let mut target = start(dir.path(), &[]);
-    await_words(&target, &["another file or device", "v.img"]);
+    await_words(&target, &["not the file or device", "v.img"]);
     match claim(&target.address, ALICE, returning(first)) {
         Err(SessionError::Fenced { by, .. }) => assert!(by.contains("another file"), "{by}"),
         other => panic!("not fenced: {other:?}"),
@@ -289,5 +289,5 @@ fn a_fenced_host_stays_fenced_if_no_record_can_be_written() {
         let error = claim(&target.address, CAROL, AccessMode::Exclusive).unwrap_err().to_string();
         (!error.contains("in use")).then_some(error)
     });
-    assert!(error.contains("cannot remember who holds the volume"), "{error}");
+    assert!(error.contains("cannot record the holder of the volume"), "{error}");
 }

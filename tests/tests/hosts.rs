@@ -314,7 +314,7 @@ fn a_reload_revokes_before_it_grants_and_names_rights_that_are_still_valid() {
     let fourth = more.replace("db3", "db4").replace(&third, &second);
     let huge = config.replacen("size = '1MiB'", "size = '512TiB'", 1);
     fs::write(bed.config(), huge + &more + &fourth).unwrap();
-    let taken = "what the files take from hosts was taken, and what they give was not";
+    let taken = "the rights that the files take from hosts are taken, and the rights that they give are not given";
     assert_refused(&reload(&[]), 1, &["no volume was changed", taken]);
     assert_eq!(hosts(), ["db3"]);
 }

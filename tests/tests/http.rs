@@ -326,7 +326,7 @@ fn an_address_that_others_reach_is_a_warning_and_a_taken_one_a_failure() {
     let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--http", &http]);
     // Another thread writes the log.
     wait_for("the warning", || {
-        target.log().contains("everybody who reaches this address can read").then_some(())
+        target.log().contains("any host that reaches this address can read").then_some(())
     });
     assert_eq!(request(port.number, "GET", "/healthz", "store1:9720").status, 200, "any name");
     let second = dir.path().join("second");

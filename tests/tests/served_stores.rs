@@ -137,7 +137,7 @@ fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
     assert_eq!(fault_of(&target.status(), "w"), None);
     let copy = format!("cp --sparse=always /proc/{}/fd/", target.status().pid);
     let (found, whole) =
-        ("is deleted, and what hosts wrote ends with this target", "WARN  v: its file");
+        ("is deleted, and the data is gone when this target ends", "WARN  v: its file");
     assert_says(&bed.said("volume list"), &[whole, found, &copy]);
     // The table on a screen breaks lines.
     assert_says(&bed.said("status"), &[whole, "deleted"]);
@@ -256,7 +256,9 @@ fn a_state_dir_that_is_away_is_named_until_it_is_back() {
     // Another directory at that path does not count.
     fs::create_dir(&here).unwrap();
     wait_for("another", || {
-        state_fault(&socket).filter(|fault| fault.contains("is another directory")).map(drop)
+        state_fault(&socket)
+            .filter(|fault| fault.contains("is not the directory that it was"))
+            .map(drop)
     });
     fs::remove_dir_all(&here).unwrap();
     fs::rename(&there, &here).unwrap();

@@ -139,8 +139,8 @@ fn a_burst_of_events_is_taken() {
         assert!(!guest.ask(SET_KICK, &body, &[kick.as_fd().as_raw_fd()]).unwrap());
     }
     assert_eq!(read(&mut guest), OK);
-    bed.wait_for_line("refused what a front end asks");
-    let refusals = bed.served.log().matches("refused what a front end asks").count();
+    bed.wait_for_line("refused a request of the front end");
+    let refusals = bed.served.log().matches("refused a request of the front end").count();
     assert!((1..20).contains(&refusals), "{refusals} lines");
     for _ in 0..100 {
         let base = guest.stop(0);

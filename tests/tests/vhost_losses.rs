@@ -181,7 +181,7 @@ fn the_next_program_makes_unflushed_writes_durable_itself() {
     bed.served.kill();
     bed.start_program();
     wait_for("a doubt that is over", || {
-        bed.served.log().contains("what the guest wrote is durable").then_some(())
+        bed.served.log().contains("the writes of the guest are durable").then_some(())
     });
     assert!(bed.stored(8) == [7; BLOCK as usize]);
     bed.lose_target();

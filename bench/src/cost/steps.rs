@@ -27,7 +27,7 @@ pub(super) fn under_steps(work: impl FnOnce()) -> Result<()> {
     raise(Signal::SIGSTOP)?;
     work();
     raise(END)?;
-    bail!("nobody counts the steps of this process");
+    bail!("no tracer counts the steps of this process");
 }
 
 pub(super) fn count(command: &mut Command) -> Result<u64> {

@@ -92,7 +92,9 @@ fn outage(mount: &MountStatus) -> Option<String> {
             "its target removed the volume, and requests fail until it is served again"
         }
         "fenced" => "it is fenced from its volume, and every request fails; unmount it",
-        "volume lost" => "its volume is another one now, and every request fails; unmount it",
+        "volume lost" => {
+            "its volume was replaced by a different one, and every request fails; unmount it"
+        }
         _ => return None,
     };
     Some(format!("{}: {what} (for {} s{why})", mount.name, since.as_secs()))

@@ -174,7 +174,7 @@ fn of_latency(all: &mut Exposition, mounts: &[MountStatus]) {
             family.latency(&[("mount", &m.name), ("op", op)], &times.total, Scale::Fine);
         }
     }
-    let help = "What a request waited for: queue (this end) and target (the wire and the target).";
+    let help = "Time of requests by stage: queue (this end) and target (the wire and the target).";
     let mut family = all.family("rblk_mount_stage_seconds", Kind::Histogram, help);
     for m in mounts {
         for (op, times) in m.latency.kinds() {

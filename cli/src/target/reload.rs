@@ -45,7 +45,7 @@ fn told(report: &ReloadReport) -> String {
     let faults: Vec<String> =
         faults.map(|(name, fault)| format!("WARN  {name}: {fault}")).collect();
     if lines.is_empty() {
-        lines.push("the running target is what its configuration says".to_owned());
+        lines.push("the running target matches its configuration".to_owned());
     } else if report.dry_run && report.refused.is_empty() {
         lines.push("nothing was changed; `rblk-target reload` does it".to_owned());
     } else if report.dry_run {

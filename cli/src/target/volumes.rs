@@ -143,7 +143,7 @@ fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
             || file.check_without()?.volumes.iter().any(|volume| volume.name == new_name))
     {
         let text = format!(
-            "the configuration has a volume {new_name} already: name another one with --as"
+            "the configuration already has a volume {new_name}: choose another name with --as"
         );
         return Err(Refusal::new(Exit::AlreadyThere, text).into());
     }
@@ -182,8 +182,8 @@ fn changed_file(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeF
 
 fn elsewhere(name: &str, file: &Path, what: &str) -> Refusal {
     Refusal::senseless(format!(
-        "{name} is not in {}, so people wrote it into another file of the configuration: {what}, then run \
-         `rblk-target reload`; or leave --persist away",
+        "{name} is not in {}: another file of the configuration has it. Either {what} and run `rblk-target reload`, \
+         or omit --persist",
         file.display()
     ))
 }

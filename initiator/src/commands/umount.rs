@@ -141,7 +141,8 @@ fn unmount_each(
         }
     }
     anyhow::bail!(
-        "a file system is mounted again after {MOUNTS_MAX} unmounts; stop its .automount unit first, or what else mounts it"
+        "a file system is mounted again after {MOUNTS_MAX} unmounts; first stop its .automount unit, or the program \
+         that mounts it"
     )
 }
 
@@ -220,7 +221,7 @@ fn end_server(
         if let Some(why) = refusal(device, file_systems) {
             anyhow::bail!(why);
         }
-        let used = user_of(device).with_context(|| format!("looking who uses {device}"))?;
+        let used = user_of(device).with_context(|| format!("looking for the users of {device}"))?;
         if let Some(user) = used {
             anyhow::bail!("{device} is in use: {user}");
         }

@@ -224,7 +224,7 @@ fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> GuestLeft {
     if let Some(why) = other {
         tracing::warn!(
             why,
-            "the volume is not what a guest left, so no guest can go on with it: reset the guest"
+            "the volume is not the one that the guest used before, so no guest can continue with it: reset the guest"
         );
     }
     left

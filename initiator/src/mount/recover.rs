@@ -46,8 +46,7 @@ const GONE_STEP: Duration = Duration::from_millis(10);
 /// The device does not match its note.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{device} has {what}, which is not what the note of mount `{name}` says; `rblk-initiator umount --force {name}` \
-     gives it up"
+    "{device} has {what}, unlike the note of mount `{name}`; `rblk-initiator umount --force {name}` gives it up"
 )]
 struct Mismatch {
     name: String,

@@ -30,7 +30,7 @@ const SYNC_TERMINATED: Duration = Duration::from_secs(80);
 
 /// The log line for an unmount that overtakes another.
 const CUT_SHORT: &str =
-    "the disk goes before its page cache is written back, and what was not written is lost";
+    "the disk goes before its page cache is written back, and unwritten data is lost";
 
 /// The end of a served mount.
 #[derive(Debug)]
@@ -235,10 +235,12 @@ impl UnmountProgress {
     /// The consequence of a failed write-back.
     fn consequence(&self) -> &'static str {
         match (self.forced, self.pending.is_some(), self.told.is_some()) {
-            (true, ..) => "the disk goes by force, and what was not written is lost",
-            (false, true, false) => "it stays mounted, --force gives up what cannot be written",
+            (true, ..) => "the disk goes by force, and unwritten data is lost",
+            (false, true, false) => {
+                "it stays mounted, --force gives up the data that cannot be written"
+            }
             (false, true, true) => "this process was told to end, and tries once more",
-            (false, false, _) => "this process ends, and what was not written is lost",
+            (false, false, _) => "this process ends, and unwritten data is lost",
         }
     }
 
@@ -276,10 +278,10 @@ fn say_left(device: &str, left: &Left) {
     match &left.unsynced {
         Some(why) => tracing::error!(
             device,
-            "{in_use}; what a file system on it had not written may be lost, for it could not be synced: {why}"
+            "{in_use}; unwritten data of a file system on it may be lost, because the sync failed: {why}"
         ),
         None if left.used.is_some() => {
-            tracing::warn!(device, "{in_use}; what was written until now is kept");
+            tracing::warn!(device, "{in_use}; all data written until now is kept");
         }
         None => {}
     }

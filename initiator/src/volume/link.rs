@@ -617,13 +617,15 @@ impl TargetLink {
         match news {
             Ok(TargetNews::Event(Some(AsyncEvent::Draining))) => {
                 if self.may_log(LinkLine::News) {
-                    tracing::info!("the target drains: finishing what is in flight");
+                    tracing::info!("the target drains: finishing the requests in flight");
                 }
                 self.course.draining(Instant::now());
             }
             Ok(TargetNews::Event(Some(AsyncEvent::Upgrading))) => {
                 if self.may_log(LinkLine::News) {
-                    tracing::info!("the target is being upgraded: finishing what is in flight");
+                    tracing::info!(
+                        "the target is being upgraded: finishing the requests in flight"
+                    );
                 }
                 self.course.upgrading(Instant::now());
             }
@@ -647,13 +649,13 @@ impl TargetLink {
         let known = self.facts().volume;
         if !self.course.seen(entry) {
             // The next OPEN shows the new volume.
-            self.lose("the volume became another one", LossKind::Path, queues);
+            self.lose("the volume was replaced by a different one", LossKind::Path, queues);
         }
         let is_read_only = |volume: &OpenReply| volume.flags.has(VolumeFlags::READ_ONLY);
         let is_writable_again = is_read_only(&known) && !is_read_only(&self.facts().volume);
         if is_writable_again && self.session.is_some() && self.durability.holds_copies() {
             tracing::info!(
-                "the volume is writable again: what the target refused is written again"
+                "the volume is writable again: the writes that the target refused are sent again"
             );
             self.course.lose(LossKind::Renegotiate, Instant::now(), random());
             self.disconnect(None, queues);

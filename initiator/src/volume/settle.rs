@@ -194,7 +194,7 @@ fn tell(
     if behind_end > 0 {
         tracing::warn!(
             blocks = behind_end,
-            "the volume became smaller; what was written behind its end is gone with that, and is not written again"
+            "the volume became smaller; the data behind its new end is gone, and is not written again"
         );
     }
     if doubt {
@@ -210,13 +210,13 @@ fn tell(
             writes = log.writes(),
             pieces = log.pieces().len(),
             ?took,
-            "{why}; what was not flushed was written again"
+            "{why}; the unflushed writes were written again"
         ),
         ReplayOutcome::Unflushed(errno) => tracing::error!(
             rblk_event = "lost-writes",
             writes = log.writes(),
             errno,
-            "lost: what was not flushed was written again, but the target failed the FLUSH after it, so acknowledged \
+            "lost: the unflushed writes were written again, but the target failed the FLUSH after it, so acknowledged \
              writes may be lost; {consequence}. Their copies are kept"
         ),
         ReplayOutcome::Refused { blocks, errno, flushed } => tracing::error!(
@@ -249,7 +249,7 @@ async fn rewrite(
         });
     }
     let outcome = replay(session, volume, account, log).await;
-    let outcome = outcome.context("writing again what was not flushed")?;
+    let outcome = outcome.context("writing the unflushed writes again")?;
     if outcome.may_be_of_change() {
         // Writes refused because the volume has just changed are judged by the next OPEN.
         let volumes = session.list().await.context("asking why writes were refused")?;

@@ -20,13 +20,13 @@ pub fn warnings(status: &TargetStatus) -> Vec<String> {
     let mut warnings = Vec::new();
     if status.insecure {
         warnings.push(
-            "insecure: everybody who reaches an address can read, write and take over".to_owned(),
+            "insecure: any host that reaches an address can read, write and take over".to_owned(),
         );
     }
     for listener in &status.listen_down {
         let ListenerStatus { address, down_s, why, .. } = listener;
         let since = figures::duration(Duration::from_secs(*down_s));
-        warnings.push(format!("nobody can connect by {address}, for {since}: {why}"));
+        warnings.push(format!("no host can connect by {address}, for {since}: {why}"));
     }
     warnings.extend(status.devices.iter().filter_map(without_link));
     warnings.extend(faults_of_target(status));

@@ -47,9 +47,8 @@ pub enum KeyError {
     NotSecret,
     /// A secret key where a public key belongs.
     #[error(
-        "this is a secret key, and belongs only into the key file of its own host. Give the public key \
-         here: `key show` prints it. Whoever may have read this place knows the secret key: make a \
-         new one"
+        "this is a secret key, and belongs only into the key file of its own host. Give the public key here: `key \
+         show` prints it. If others can read this place, the key is no longer secret: make a new one"
     )]
     SecretInPublic,
     /// Too short or too long.

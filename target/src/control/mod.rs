@@ -904,8 +904,8 @@ impl Control {
         let volume = self.name_of(volume);
         tracing::error!(
             ?volume,
-            "the store could not make acknowledged writes durable: every flush of the volume fails from now \
-             on; mend the disk or file system and restart the target"
+            "the store could not make acknowledged writes durable: every later flush of the volume fails; mend the \
+             disk or file system, then restart the target"
         );
         self.tell_lost_writes(volume);
     }

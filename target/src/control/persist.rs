@@ -45,7 +45,7 @@ impl Persister {
             parts.volumes.iter().map(|v| ServedVolume::from(&**v)).collect();
         for volume in &served {
             let before = records.load(volume)?;
-            tracing::info!(volume = %volume.name, %before, "what the run before left of the volume");
+            tracing::info!(volume = %volume.name, %before, "the record that the run before left of the volume");
             let is_unknown = records.record(&volume.volume).is_some_and(|r| r.holder().is_none());
             if keeping.was_used && is_unknown && records.is_new(&volume.volume) {
                 tracing::warn!(
@@ -61,8 +61,8 @@ impl Persister {
         let has_store = parts.volumes.iter().any(|v| matches!(v.placement, Placement::Store));
         if !keeping.is_kept && has_store {
             tracing::warn!(
-                "cannot remember who holds the volumes (state_dir): after the next start of this target an initiator \
-                 that comes back is let in, even if another held its volume meanwhile"
+                "cannot record the holders of the volumes (state_dir): after the next start of this target, an \
+                 initiator that comes back is let in even if another host held its volume meanwhile"
             );
         }
         Ok((Self { keeping, writer, loaded: Some((records, served)), news }, holders))
@@ -204,9 +204,9 @@ fn compare_stores(holders: &mut Holders, records: &mut Records, parts: &ControlP
         tracing::error!(
             volume = %volume.name,
             path,
-            "this is another file or device than the one this volume was served from before: a mount that comes \
-             back is refused (fenced), since its caches belong to the other one. Unmount it and mount it again; if \
-             the path is wrong, stop this target and put the old store back"
+            "this is not the file or device from which the volume was served before: a mount that comes back is \
+             refused (fenced), because its caches belong to the former one. Unmount it and mount it again; if the \
+             path is wrong, stop this target and put the old store back"
         );
     }
 }

@@ -432,8 +432,8 @@ impl Control {
         let backing = self.volumes.backings.get(&volume.index);
         if !backing.is_some_and(|backing| backing.is_file()) {
             return Err(format!(
-                "{name} is not in a regular file, and only a file can be cloned: for a block device use what \
-                 makes it (LVM, ZFS)"
+                "{name} is not in a regular file, and only a file can be cloned: clone a block device with the tool \
+                 that made it (LVM, ZFS)"
             ));
         }
         let order = VolumeOrder::Snapshot(Arc::clone(volume));
@@ -772,8 +772,8 @@ fn of_volume(whole: &TargetConfig, name: &str, fault: &str) -> String {
 
 pub(super) fn anew(name: &str) -> String {
     format!(
-        "{name} was removed by another command meanwhile; if a volume of that name is served now, it is another one, \
-         and stays"
+        "{name} was removed by another command meanwhile; if a volume of that name is served now, it is a different \
+         one, and stays"
     )
 }
 

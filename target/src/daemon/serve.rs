@@ -361,7 +361,7 @@ fn warn_of_access(config: &TargetConfig) {
     if let Some(address) = exposed_to_all(config) {
         tracing::warn!(
             address,
-            "insecure: everybody who reaches this address can read, write and take over every volume"
+            "insecure: any host that reaches this address can read, write and take over every volume"
         );
     }
     if config.authentication() == Auth::Required && config.hosts.is_empty() {
@@ -411,8 +411,8 @@ async fn http_of(
     if !address.ip().is_loopback() {
         tracing::warn!(
             %address,
-            "http: everybody who reaches this address can read the names of volumes and hosts, their \
-             addresses and their counters; nobody can change anything"
+            "http: any host that reaches this address can read the names of volumes and hosts, their addresses and \
+             their counters; none can change anything"
         );
     }
     let http = match before.and_then(|before| before.http(address)) {

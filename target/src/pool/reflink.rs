@@ -51,7 +51,7 @@ pub(crate) enum CloneError {
         path: PathBuf,
     },
     /// The clone was withdrawn meanwhile.
-    #[error("{path} is not made: nobody waits for it any more", path = path.display())]
+    #[error("{path} is not made: the command that asked for it has ended", path = path.display())]
     Unwanted {
         /// The new file.
         path: PathBuf,

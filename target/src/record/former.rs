@@ -70,8 +70,8 @@ impl Former {
             };
             let text = text.with_context(|| {
                 format!(
-                    "cannot read {}, which the version before left and which says who may write to the volumes: let \
-                     this target read it, or put back what was there (state_dir)",
+                    "cannot read {}, in which the version before recorded the holders of the volumes: let this target \
+                     read it, or put the former file back (state_dir)",
                     path.display()
                 )
             })?;
@@ -88,8 +88,8 @@ impl Former {
             former.holders = holders_in(&text).unwrap_or_else(|error| {
                 tracing::error!(
                     error,
-                    "cannot understand who held the volumes (NAME.holders in state_dir): mounts that come back are \
-                     refused (fenced)"
+                    "cannot understand the record of the volumes' holders (NAME.holders in state_dir): mounts that \
+                     come back are refused (fenced)"
                 );
                 FormerHolders::default()
             });

@@ -150,9 +150,9 @@ impl Records {
         let found = match &place {
             Place::Ours(keeper) | Place::Foreign(keeper) => keeper.read().with_context(|| {
                 format!(
-                    "cannot read {}, which says who may write to volume `{}` and which writes are at risk: let this \
-                     target read it, or put back what was there (state_dir); only without it does the volume begin \
-                     as if no host had ever held it, and fences every mount that comes back",
+                    "cannot read {}, which records the holder of volume `{}` and the writes at risk: let this target \
+                     read it, or put the former file back (state_dir); only without it does the volume begin as if no \
+                     host had ever held it, and fences every mount that comes back",
                     keeper.place(),
                     served.name
                 )
@@ -172,8 +172,8 @@ impl Records {
                 };
                 tracing::error!(
                     volume = %served.name, place = keeper.place(), error,
-                    "cannot understand who held the volume: a mount that comes back is refused (fenced), and takes \
-                     writes that were not flushed for lost"
+                    "cannot understand the record of the volume's holder: a mount that comes back is refused \
+                     (fenced), and takes writes that were not flushed for lost"
                 );
                 (VolumeRecord::new(volume), Revision::NONE, None)
             }
@@ -330,7 +330,7 @@ impl Records {
                 tracing::warn!(
                     place = keeper.place(),
                     error,
-                    "cannot convert what the version before left"
+                    "cannot convert the records of the version before"
                 );
                 return;
             }
@@ -463,9 +463,9 @@ impl RecordEntry {
             {
                 Ok(())
             }
-            Ok(KeeperContent::Record(..)) => Err(format!(
-                "{place} (state_dir) is not what this target wrote: another program wrote it"
-            )),
+            Ok(KeeperContent::Record(..)) => {
+                Err(format!("{place} (state_dir) has changed: another program wrote to it"))
+            }
             Ok(KeeperContent::Nothing) => Err(format!("{place} (state_dir) is gone")),
             Ok(KeeperContent::Garbage(error)) => {
                 Err(format!("{place} (state_dir) is damaged: {error}"))

@@ -139,10 +139,10 @@ impl AtPath {
         match self {
             Self::Same => format!("its {noun} is at {path}"),
             Self::Deleted { replaced: false } => {
-                format!("its file {path} is deleted, and what hosts wrote ends with this target")
+                format!("its file {path} is deleted, and the data is gone when this target ends")
             }
             Self::Deleted { replaced: true } => format!(
-                "its file is deleted and another one is at {path}, and what hosts wrote ends with this target"
+                "its file is deleted and a different one is at {path}, and the data is gone when this target ends"
             ),
             Self::Away { replaced: true } => {
                 format!("its {noun} is elsewhere, and another file or device is at {path}")
@@ -186,7 +186,7 @@ impl AtPath {
                 "unmount it on its hosts, then `cp --sparse=always /proc/{pid}/fd/{fd} FILE` before the target ends"
             ),
             Self::Away { replaced: true } => {
-                "put it back before the target ends: the next start serves what is at the path"
+                "put it back before the target ends: the next start serves the file at the path"
                     .to_owned()
             }
             Self::Away { replaced: false } => "put it back before the target ends".to_owned(),

@@ -55,7 +55,7 @@ fn a_listener_comes_back_with_its_device() {
             assert!(down.address.starts_with(&plugged()), "{down:?}");
             assert!(!down.why.is_empty(), "{down:?}");
             let said = status(lab);
-            assert!(said.contains("WARN  nobody can connect by rdma://10.92.0.1"), "{said}");
+            assert!(said.contains("WARN  no host can connect by rdma://10.92.0.1"), "{said}");
             // Others are served.
             let other = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
             use_it(&other);

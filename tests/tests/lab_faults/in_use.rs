@@ -160,7 +160,7 @@ fn a_file_system_on_a_mapped_device_is_unmounted_and_synced() {
             (!Path::new("/proc").join(&pid).exists()).then_some(())
         });
         let said = fs::read_to_string(&log).unwrap_or_default();
-        assert!(said.contains("still stood on it; what was written until now is kept"), "{said}");
+        assert!(said.contains("still stood on it; all data written until now is kept"), "{said}");
         mounted.forget();
         sh(&["umount", &dir.display().to_string()]);
         mapped.remove();

@@ -8,7 +8,7 @@ use rblk_tests::lab::{
     Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, StallMeter, Target, run, start, until,
 };
 
-use super::{MIB, endless_fio, flags, serve_file, sh, steady_fio, wait_for_io};
+use super::{MIB, endless_fio, flags, serve_file, steady_fio, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
 
@@ -142,12 +142,12 @@ impl Shaken<'_> {
         assert!(!self.cards.asked(TARGET, "fatal").is_empty(), "no CQ broke");
     }
 
-    fn loses_its_address(&self) {
-        let address = format!("{}/24", Plug::HOST);
-        let change = |what: &str| {
-            let _ = sh(&["ip", "addr", what, &address, "dev", Plug::LINK]);
-        };
-        self.loses_its_path("the address to be lost", || change("del"), || change("add"));
+    fn loses_its_address(&self, plug: &Plug) {
+        self.loses_its_path(
+            "the address to be lost",
+            || plug.lose_address(),
+            || plug.regain_address(),
+        );
     }
 
     fn is_removed(&self, plug: &Plug) {
@@ -194,7 +194,7 @@ fn one_of_two_devices_fails_and_comes_back() {
         for _ in 0..lab.times(1, 10) {
             rig.tells(&events);
             rig.breaks_down(&fails);
-            rig.loses_its_address();
+            rig.loses_its_address(&plug);
             rig.is_removed(&plug);
         }
         let pause = meter.longest();

@@ -99,7 +99,7 @@ fn another_file_at_the_path_is_named_and_not_served() {
     assert_serves_on(
         &target,
         &client,
-        &["volume `v`", "its file is deleted and another one is at"],
+        &["volume `v`", "its file is deleted and a different one is at"],
     );
     assert_holds(&mut client, "renamed over");
     assert_goes_on_with_the_open_file(&target, client, "renamed over");
@@ -234,7 +234,7 @@ fn another_state_than_the_target_wrote_is_named() {
     fill(&mut other);
     std::fs::write(&record, earlier).unwrap();
     let refused = run(&mut command(&target, &[]));
-    assert_refused(&refused, 1, &["is not what this target wrote", "fenced"]);
+    assert_refused(&refused, 1, &["has changed: another program wrote to it", "fenced"]);
     assert_holds(&mut other, "an earlier state");
     assert_eq!(
         client.try_io(rblk_initiator::engine::io::IoOp::Flush, 0, 0),

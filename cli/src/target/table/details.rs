@@ -33,14 +33,14 @@ fn authentication(status: &TargetStatus) -> String {
     let who = match status.auth.as_str() {
         "required" => "hosts prove their keys",
         _ if status.insecure => {
-            "none, insecure: everybody who reaches an address can read, write and take over"
+            "none, insecure: any host that reaches an address can read, write and take over"
         }
-        _ => "none (auth = \"none\"): everybody on this host may log in",
+        _ => "none (auth = \"none\"): any program on this host may log in",
     };
     let mut text = format!("authentication: {who}");
     let unproven = status.unproven + status.total.failed_proofs;
     if unproven > 0 {
-        let _ = write!(text, "; {unproven} connections did not prove who they are");
+        let _ = write!(text, "; {unproven} connections failed to prove a key");
     }
     if status.total.bad_records > 0 {
         let _ = write!(text, "; {} ended by records changed on the way", status.total.bad_records);

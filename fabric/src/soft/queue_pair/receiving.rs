@@ -162,7 +162,7 @@ impl QueuePair {
     fn nak_arrived(&mut self, header: &FrameHeader, cq: &mut SoftCq) -> Result<(), &'static str> {
         let refusal = NakReason::of(header.imm).ok_or("unknown refusal")?;
         if !self.sends.may_be_refused(header.seq) {
-            return Err("refuses what was not asked");
+            return Err("refuses a request that was never sent");
         }
         let refused = (self.sends.oldest(), refusal.status());
         self.break_down(Some(refused), None, QpState::Dead, cq);

@@ -155,7 +155,7 @@ impl SendQueue {
     pub(super) fn acknowledge(&mut self, executed: u32) -> Result<bool, &'static str> {
         let news = wide(executed.wrapping_sub(low32(self.acknowledged)));
         if news > self.sent - self.acknowledged {
-            return Err("acknowledges what was never sent");
+            return Err("acknowledges a request that was never sent");
         }
         self.acknowledged += news;
         Ok(news > 0)

@@ -126,7 +126,7 @@ impl<'d> FrontEnd<'d> {
         if self.refusals <= REFUSALS_TOLD {
             let last = self.refusals == REFUSALS_TOLD;
             let request = header.number();
-            tracing::warn!(request, %error, last, "refused what a front end asks");
+            tracing::warn!(request, %error, last, "refused a request of the front end");
         }
     }
 
@@ -179,7 +179,7 @@ impl<'d> FrontEnd<'d> {
             }
             FrontEndRequest::SetRingBase { ring, base } => {
                 self.idle_ring(ring)?.base =
-                    u16::try_from(base).map_err(|_| rule("a ring without such a place"))?;
+                    u16::try_from(base).map_err(|_| rule("the index is not in the ring"))?;
                 Ok(())
             }
             FrontEndRequest::SetKick(event) => self.set_kick(event, files),

@@ -159,12 +159,12 @@ impl GuestDevice {
         let answered = answer.recv_timeout(if forced { FORCED_FLUSH } else { FLUSH_PATIENCE });
         let writes = durability.unflushed();
         match answered {
-            _ if writes == 0 => tracing::info!("what the guest wrote is durable"),
+            _ if writes == 0 => tracing::info!("the writes of the guest are durable"),
             Err(RecvTimeoutError::Disconnected) => return Err(gone(0)),
             Ok(_) | Err(RecvTimeoutError::Timeout) => tracing::warn!(
                 writes,
-                "cannot flush what the guest wrote: the target is away, or refuses. The next FLUSH of the guest tells \
-                 whether that was lost"
+                "cannot flush the writes of the guest: the target is away, or refuses. The next FLUSH of the guest \
+                 reports whether they were lost"
             ),
         }
         Ok(())

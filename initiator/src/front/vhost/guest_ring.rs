@@ -47,8 +47,8 @@ pub(super) struct GuestRing {
 }
 
 /// The reason to leave a ring in doubt alone.
-const IN_DOUBT: &str = "the program before this one did not end in good order, so nobody knows which requests of the \
-                        ring it answered: reset the guest";
+const IN_DOUBT: &str = "the program before this one did not end in good order, and left no record of the requests of \
+                        the ring that it answered: reset the guest";
 
 impl GuestRing {
     /// A ring in that memory.
@@ -154,7 +154,7 @@ impl GuestRing {
     pub(super) fn put(&mut self, (head, len): (u16, u32)) {
         match self.queue.add_used(self.memory.view(), head, len) {
             Ok(()) => self.owes_call = true,
-            Err(_) => self.breaks("what is done is not in memory"),
+            Err(_) => self.breaks("the used ring is not in the memory of the guest"),
         }
     }
 

@@ -20,8 +20,8 @@ use rblk_operate::mount::run_dir::names;
 /// Another mount of this host has the volume.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "volume `{volume}` is mounted on this host already: `{name}` is {device}, whose users may only wait for the target; \
-     `rblk-initiator umount {name}` first, or take the volume from them permanently with --take-over"
+    "volume `{volume}` is mounted on this host already: `{name}` is {device}, and its users may only be waiting for \
+     the target; `rblk-initiator umount {name}` first, or take the volume from them permanently with --take-over"
 )]
 pub(crate) struct HeldHere {
     /// The volume.
@@ -37,7 +37,7 @@ pub(crate) struct HeldHere {
 #[error(
     "volume `{volume}` may be mounted on this host: this user cannot see its mounts, and the key of the host is \
      theirs, too. Make a key of its own for this program (`rblk-initiator key new --file FILE`, key_file = \"FILE\"), \
-     or take the volume from whoever has it with --take-over"
+     or take the volume from its holder with --take-over"
 )]
 pub(crate) struct Unseen {
     /// The volume.

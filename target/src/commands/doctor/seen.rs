@@ -55,7 +55,7 @@ impl Seen {
         let output = command.stdin(Stdio::null()).output().context("the look of another user")?;
         serde_json::from_slice(&output.stdout).with_context(|| {
             let said = String::from_utf8_lossy(&output.stderr);
-            format!("what user {user} finds: {}", said.trim())
+            format!("the check as user {user} failed: {}", said.trim())
         })
     }
 
@@ -149,7 +149,7 @@ fn of_key(file: &Path, error: &KeyFileError) -> Trouble {
     let name = own_name();
     match error.is_denied() {
         true => Trouble {
-            why: format!("user {name}, who runs the target, may not read it"),
+            why: format!("the target runs as user {name}, which may not read it"),
             fix: Some(format!("chown {name} {}", word(file))),
         },
         false => Trouble { why: error.brief(), fix: error.fix() },
@@ -182,7 +182,7 @@ fn of_store(error: &anyhow::Error) -> Trouble {
         let fix = path.metadata().is_ok().then(|| format!("chown {name} {}", word(path)));
         let path = path.display();
         return Trouble {
-            why: format!("user {name}, who runs the target, may not {access} {path}"),
+            why: format!("the target runs as user {name}, which may not {access} {path}"),
             fix,
         };
     }

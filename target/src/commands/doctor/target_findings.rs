@@ -148,7 +148,7 @@ pub(super) fn keys(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
         return vec![match config.exposed() {
             Some(address) => Finding::warn(
                 "keys",
-                format!("everybody who reaches {address} may read and write every volume"),
+                format!("any host that reaches {address} may read and write every volume"),
             )
             .fix("rblk-target key new"),
             None => Finding::skip("keys", "only this host reaches the target"),

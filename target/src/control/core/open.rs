@@ -468,7 +468,7 @@ impl Core {
     pub(super) fn open_not_persisted(&mut self, ticket: Ticket, error: &str) {
         for open in self.take_opens(|open| open.waits_for(ticket)) {
             let text = format!(
-                "the target cannot remember who holds the volume (state_dir), and lets nobody write: {error}"
+                "the target cannot record the holder of the volume (state_dir), so no host may write: {error}"
             );
             self.fail_open(&open, Status::StoreError, text);
         }
@@ -499,7 +499,7 @@ impl Core {
             );
             let text = match open.stage {
                 Stage::Granted(None) if self.settles.is_under_way(open.volume) => {
-                    "its store does not answer: what hosts wrote before is not durable yet"
+                    "its store does not answer: the earlier writes of hosts are not durable yet"
                 }
                 Stage::Granted(None) => "commands of the holder before do not end",
                 _ => "the target's state directory does not keep up",

@@ -241,9 +241,9 @@ impl Core {
         });
         let of = peer.as_deref().unwrap_or_default();
         if self.lines.may_say(PeerLine::Unproven, of, why, self.latest) {
-            tracing::warn!(peer, why, "an initiator did not prove who it is");
+            tracing::warn!(peer, why, "an initiator did not prove its key");
         }
-        let text = format!("an initiator did not prove who it is: {why}");
+        let text = format!("an initiator did not prove its key: {why}");
         self.happened(Occurrence { address: peer, ..Occurrence::new(EventKind::Refuse, text) });
         self.effects.push_back(Effect::Expel { connection: from });
     }

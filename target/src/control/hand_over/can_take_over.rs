@@ -145,8 +145,7 @@ pub fn judge(served: &Checked, checked: &Checked) -> Result<(), String> {
     let more = checked.volumes.iter().find(is_new);
     more.map_or(Ok(()), |more| {
         Err(format!(
-            "it would also serve volume `{}`, and nobody knows whether that can be opened: run `rblk-target reload` \
-             first",
+            "it would also serve volume `{}`, which this target has not opened: run `rblk-target reload` first",
             more.name
         ))
     })
@@ -168,7 +167,7 @@ fn judge_paths(served: &Checked, checked: &Checked) -> Result<(), String> {
     }
     if let Some(more) = checked.listen.iter().find(|address| !served.listen.contains(address)) {
         return Err(format!(
-            "it would also listen on {more}, and nobody knows whether that works: change `listen` with a drain and a \
+            "it would also listen on {more}, which this target has not tried: change `listen` with a drain and a \
              start"
         ));
     }

@@ -149,7 +149,7 @@ impl Inherited {
     /// The volume of a store that differs from the note. Or the papers cannot be used.
     pub(crate) fn stores(&self) -> Result<HashMap<String, LeftOpen>, String> {
         if let Some(fault) = &self.fault {
-            return Err(format!("what the program before handed over: {fault}"));
+            return Err(format!("the files that the program before handed over: {fault}"));
         }
         let copied = |(left, file): &(StoreLeft, Option<File>)| {
             let file = copy_of(left, file.as_ref()).map_err(|why| {

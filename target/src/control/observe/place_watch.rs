@@ -256,8 +256,8 @@ impl PlaceWatch {
                 let directory = self.probe.as_deref().and_then(Path::parent);
                 let fault = match (found, self.directory) {
                     (Ok(there), Some(first)) if there != first => Some(format!(
-                        "{} (state_dir) is another directory than before, so a restart may not know who held \
-                             the volumes: put the former one back",
+                        "{} (state_dir) is not the directory that it was, so the target may not know the holders of \
+                         the volumes after a restart: put the former directory back",
                         shown(directory)
                     )),
                     (Ok(there), _) => {

@@ -51,7 +51,7 @@ impl PeerLine {
     fn words(self) -> &'static str {
         match self {
             Self::Refused => "refused a connection",
-            Self::Unproven => "an initiator did not prove who it is",
+            Self::Unproven => "an initiator did not prove its key",
             Self::BadCommand => "bad command",
             Self::OpenRefused => "OPEN refused",
             Self::Connection => "connection",

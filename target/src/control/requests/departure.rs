@@ -154,7 +154,7 @@ impl Control {
         }
         if let Some(outage) = self.outage() {
             return Err(format!(
-                "nobody can connect to {} now ({}), and a start needs all of its addresses: mend it first",
+                "no host can connect to {} now ({}), and a start needs all addresses: mend this one first",
                 outage.address, outage.why
             ));
         }
@@ -349,7 +349,7 @@ pub(in crate::control) async fn upgrade(
         Err(error) => return Response::refused(error),
     };
     let volumes = before.volumes_on_stores();
-    let unseen = || "nobody can tell whether a program could take over".to_owned();
+    let unseen = || "the target cannot tell whether another program could take over".to_owned();
     let agreed = match with_files(unseen, move || before.may_be_followed_by(&program)).await {
         Ok(agreed) => agreed,
         Err(error) => return Response::refused(error),

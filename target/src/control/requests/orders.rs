@@ -86,7 +86,7 @@ pub(in crate::control) async fn remove_when_unused(
     gone: impl Future<Output = io::Result<u8>>,
 ) -> Response {
     tokio::pin!(gone);
-    let given_up = || Response::refused("nobody waits for it any more");
+    let given_up = || Response::refused("the command that asked for it has ended");
     let close = |which, close| {
         let name = name.clone();
         asked(requests, move |reply| ToControl::CloseToOthers { name, which, close, reply })

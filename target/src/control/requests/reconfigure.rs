@@ -177,7 +177,8 @@ async fn carry_out(
     carry_all(requests, changes.0, &running.volumes).await.map_err(|error| match narrows {
         false => nothing(error),
         true => format!(
-            "no volume was changed: {error}; what the files take from hosts was taken, and what they give was not"
+            "no volume was changed: {error}; the rights that the files take from hosts are taken, and the rights that \
+             they give are not given"
         ),
     })?;
     if running.hosts != hosts {

@@ -37,8 +37,8 @@ impl Remembered {
         });
         answer.map_err(|why| {
             format!(
-                "{why}: after a start mounts would be refused (fenced), or would report a loss. Put back what was there, or \
-                 use --force"
+                "{why}: after a start mounts would be refused (fenced), or would report a loss. Put the former files \
+                 back, or use --force"
             )
         })
     }

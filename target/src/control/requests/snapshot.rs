@@ -138,7 +138,7 @@ fn config_of(
         return Err(format!("{name} is not in a file, and only a file can be cloned").into());
     };
     if running.volumes.iter().any(|volume| volume.name == new_name) {
-        let text = format!("there is a volume {new_name} already: name another one (--as)");
+        let text = format!("there is a volume {new_name} already: choose another name (--as)");
         return Err(Refusal::new(Exit::AlreadyThere, text));
     }
     let path = path.unwrap_or_else(|| beside(from, &new_name));

@@ -55,7 +55,7 @@ fn of_target(all: &mut Exposition, status: &TargetStatus) {
     one(all, "rblk_target_uptime_seconds", help, status.uptime_s);
     let help = "1 while the target stops, else 0.";
     one(all, "rblk_target_draining", help, u64::from(status.draining));
-    let help = "1 if nobody has to prove anything and other hosts reach the target, else 0.";
+    let help = "1 if hosts need no key and other hosts reach the target, else 0.";
     one(all, "rblk_target_insecure", help, u64::from(status.insecure));
     let help = "1 if state_dir cannot be written, else 0.";
     one(all, "rblk_target_state_dir_fault", help, u64::from(status.state_dir_fault.is_some()));
@@ -85,7 +85,7 @@ fn of_decisions(all: &mut Exposition, status: &TargetStatus) {
     one(all, "rblk_target_fencings_total", help, status.fencings);
     let help = "How many of these were take-overs.";
     one(all, "rblk_target_take_overs_total", help, status.take_overs);
-    let help = "Initiators that did not prove who they are.";
+    let help = "Initiators that did not prove their key.";
     one(all, "rblk_target_unproven_total", help, status.unproven);
     let strangers = u64::try_from(status.strangers).unwrap_or(u64::MAX);
     one(all, "rblk_target_strangers", "Connections that have not logged in.", strangers);
@@ -122,7 +122,7 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
     for v in volumes {
         family.sample(&[("volume", &v.name)], u64::from(v.in_use));
     }
-    let help = "1 if the file or device is not what is served any more, else 0.";
+    let help = "1 if the path no longer leads to the file or device that is served, else 0.";
     let mut family = all.family("rblk_target_volume_store_fault", Kind::Gauge, help);
     for v in volumes.iter().filter(|v| v.store == "file") {
         family.sample(&[("volume", &v.name)], u64::from(v.store_fault.is_some()));
@@ -202,7 +202,7 @@ fn of_times(all: &mut Exposition, volumes: &[VolumeStatus]) {
             family.latency(&[("volume", &v.name), ("op", op)], &times.total, Scale::Fine);
         }
     }
-    let help = "What a command waited for: queue, data, cache, store, answer. The stages add up.";
+    let help = "Time of commands by stage: queue, data, cache, store, answer. The stages add up.";
     let mut family = all.family("rblk_target_volume_stage_seconds", Kind::Histogram, help);
     for v in volumes {
         for (op, times) in v.latency.kinds() {

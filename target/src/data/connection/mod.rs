@@ -329,7 +329,7 @@ impl Connection {
     ) -> Result<AdmittedCommand, Violation> {
         let params = &self.params;
         if command.in_capsule_bytes > params.in_capsule_bytes {
-            return Err(Violation("in-capsule data above what was agreed"));
+            return Err(Violation("more in-capsule data than the agreed maximum"));
         }
         let message = self.receives.messages();
         if !self.requests[command.tag.index()].may_start_in(message) {
@@ -772,7 +772,7 @@ impl Connection {
             return Some("its peer neither takes data nor gives any");
         }
         if self.liveness.is_stranger(now) {
-            return Some("it has not proven in time who it is");
+            return Some("it did not prove its key in time");
         }
         self.liveness.is_silent(now).then_some("its initiator is silent")
     }

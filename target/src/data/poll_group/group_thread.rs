@@ -329,8 +329,8 @@ impl GroupThread {
             tracing::error!(
                 poll_group = self.group.index(),
                 connections = self.group.has_connections(),
-                "a store has not taken what is dirty or has not finished its I/O, or the kernel has not \
-                 destroyed a QP (`connections` says so): giving up"
+                "a store has not taken the dirty blocks or has not finished its I/O, or the kernel has not destroyed \
+                 a QP (`connections` says so): giving up"
             );
         }
         self.group.publish_stats();

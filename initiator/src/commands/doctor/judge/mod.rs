@@ -174,7 +174,7 @@ pub(super) fn connection(
                     format!("{target}, {transport} over {device}, self-test passed, {some}"),
                 ),
                 match config.target_keys.is_empty() {
-                    true => Finding::skip("keys", "none given, so neither end proves who it is"),
+                    true => Finding::skip("keys", "none given, so neither end proves a key"),
                     false => Finding::ok("keys", "both ends proved their keys"),
                 },
             ];
@@ -263,8 +263,8 @@ fn failed(
                 Some((device, interface)) => Finding::fail(
                     "port",
                     format!(
-                        "{found}; or {device}, which is Soft-RoCE, is mute since {interface} was \
-                         down: see who uses it before you make it anew"
+                        "{found}; or {device}, which is Soft-RoCE, is mute since {interface} was down or lost its \
+                         address: list its users before you delete it and add it again"
                     ),
                 )
                 .fix(format!("rdma resource show qp link {device}")),

@@ -35,8 +35,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// A note cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{}: {why}. It says what the guest of the process before this one may lose. Restore it, or end the virtual \
-     machine and remove the file", path.display()
+    "{}: {why}. This file records the writes that the guest of the process before this one may lose. Restore it, or \
+     end the virtual machine and remove the file", path.display()
 )]
 pub(crate) struct BadGuestNote {
     path: PathBuf,
@@ -46,8 +46,8 @@ pub(crate) struct BadGuestNote {
 /// The note is of another volume, and may still be needed.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{}: the process before this one served volume {volume:?} of target {target:?} by this socket, and what its guest \
-     wrote may not be durable. Serve that volume, or end the virtual machine and remove the file", path.display()
+    "{}: the process before this one served volume {volume:?} of target {target:?} by this socket, and the writes of \
+     its guest may not be durable. Serve that volume, or end the virtual machine and remove the file", path.display()
 )]
 pub(crate) struct NoteOfAnother {
     path: PathBuf,
@@ -58,8 +58,8 @@ pub(crate) struct NoteOfAnother {
 /// A note cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{}: {error}: without this file the next process would not know what the guest may lose. The directory of the \
-     socket has to have room, and be writable", path.display()
+    "{}: {error}: without this file the next process would not know the writes that the guest may lose. The directory \
+     of the socket has to have room, and be writable", path.display()
 )]
 pub(crate) struct UnwrittenGuestNote {
     path: PathBuf,
@@ -259,7 +259,7 @@ impl GuestNote {
         let is_other = u128::from_be_bytes(volume.uuid) != self.uuid
             || is_ephemeral && u128::from_be_bytes(facts.instance.0) != self.instance;
         let other = match (is_other, was_away) {
-            (true, _) => Some("it is another volume"),
+            (true, _) => Some("it is a different volume"),
             (false, true) => Some("another host had it"),
             (false, false) => None,
         };

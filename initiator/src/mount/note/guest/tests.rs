@@ -195,7 +195,7 @@ fn no_ring_resumes_on_a_volume_that_its_guest_did_not_leave() {
     other.volume.uuid = [2; 16];
     let other = note(DOUBT).inherit(&other, OnLoss::Once, false);
     assert_eq!(other.left.rings_in_doubt, every);
-    assert_eq!((found(&other), other.other), ((0, false, false), Some("it is another volume")));
+    assert_eq!((found(&other), other.other), ((0, false, false), Some("it is a different volume")));
     // The memory of another run of the target counts as another volume.
     let mut run = facts();
     run.instance = InstanceId([4; 16]);
