@@ -35,7 +35,7 @@ rblk_runtime::counters! {
     read_bytes: Counter Bytes => "rblk_target_read_bytes_total",
     /// Bytes taken by WRITEs.
     written_bytes: Counter Bytes => "rblk_target_written_bytes_total",
-    /// Writes whose data came inside the command.
+    /// Writes with their data inside the command (in-capsule data).
     ///
     /// No key of the initiator was used.
     in_capsule_writes: Counter Number => "rblk_target_in_capsule_writes_total",
@@ -60,7 +60,7 @@ rblk_runtime::counters! {
     ///
     /// Their digests did not match.
     digest_mismatches: Counter Number => "rblk_target_digest_mismatches_total",
-    /// Connections whose path failed or whose initiator went silent.
+    /// Connections that ended because the path failed or the initiator was silent.
     ///
     /// Initiators that left commands unanswered count. An initiator that leaves when every command
     /// is answered, as after `umount` and `discover`, does not count.
