@@ -18,10 +18,8 @@ pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// The profile of the gate's one build: optimised a little, with every check of a debug build.
 pub(crate) const CHECKED: &str = "lab";
-/// The profile of programs whose costs are shown.
+/// The profile of programs whose costs are counted or shown.
 pub(crate) const MEASURED: &str = "measured";
-/// The profile of the program that counts instructions for the gate.
-pub(crate) const COUNTED: &str = "counted";
 
 /// Copies of built programs in a directory of this run alone.
 ///

@@ -35,7 +35,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::artifacts::{Artifacts, BUILD_LIMIT, CHECKED, COUNTED, Program};
+use crate::artifacts::{Artifacts, BUILD_LIMIT, CHECKED, MEASURED, Program};
 use crate::fio_engine::FioEngineArgs;
 use crate::lab::{DEFAULT_KERNEL, host};
 use crate::library::ARCHIVE;
@@ -64,7 +64,7 @@ const PROGRAM_LIMIT: Duration = Duration::from_secs(10 * 60);
 const PROGRAM_LIMIT_LONG: Duration = Duration::from_secs(30 * 60);
 
 /// Instructions that an end may spend on one request of 4 KiB, without those of the fabric and the
-/// store, in the profile `counted`. The profile of releases takes a tenth fewer.
+/// store, in the profile `measured`. The profile of releases takes a tenth fewer.
 const INSTRUCTIONS_MOST: &str = "1500";
 
 /// The code for RDMA devices is built in.
@@ -228,7 +228,7 @@ impl Run<'_> {
         }
         let counted = steps.run(Kind::Build, "programs that are counted", || {
             let words = ["-p", "rblk-bench", "--bin", "rblk-bench"];
-            Artifacts::build(&self.workspace, COUNTED, &words).map(Work::Done)
+            Artifacts::build(&self.workspace, MEASURED, &words).map(Work::Done)
         });
         let _ = steps.run_with(Kind::Run, "instructions of a request", &counted, |counted| {
             self.instructions(counted)
