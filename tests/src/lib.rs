@@ -10,6 +10,7 @@ pub mod guest;
 pub mod hostile;
 pub mod http;
 pub mod lab;
+pub mod long;
 pub mod nobody;
 pub mod oracle;
 pub mod program;

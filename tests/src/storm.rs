@@ -22,6 +22,7 @@ use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::limits::Limits;
 
 use crate::bed::PATIENCE;
+use crate::long;
 use crate::oracle::{Begin, ChangeId, CrashCount, Oracle, Survives};
 
 /// The volume.
@@ -216,17 +217,11 @@ pub fn seeds(count: u64) -> Range<u64> {
     }
 }
 
-/// Whether tests may take their time: `RBLK_LONG=1`.
-#[must_use]
-pub fn is_long() -> bool {
-    std::env::var("RBLK_LONG").is_ok_and(|value| value == "1")
-}
-
 /// Whether this build is quick enough for the long form of a test: it is optimised, or tests may
-/// take their time.
+/// take their time (`RBLK_LONG`).
 #[must_use]
 pub fn is_thorough() -> bool {
-    cfg!(optimised) || is_long()
+    cfg!(optimised) || long::factor().is_some()
 }
 
 #[derive(Debug)]

@@ -33,26 +33,29 @@ impl<'l> Bench<'l> {
         Self { lab, modules: modules() }
     }
 
-    /// Compares all systems in the cells of `smoke`, one round of a second each, with small disks.
+    /// Compares systems in the cells of `smoke`, one round of a second each, with small disks.
     ///
     /// # Panics
     /// The program cannot be started.
     #[must_use]
-    pub fn start(&self, name: &str) -> Running {
+    pub fn start(&self, name: &str, systems: &[&str]) -> Running {
         let mut command = self.lab.program("rblk-bench");
         command.args(["compare", "--cells", "smoke", "--rounds", "1", "--seconds", "1"]);
         command.args(["--size", "32MiB", "--no-perftest", "--address", self.lab.host()]);
         command.arg("--out").arg(self.folder(name));
+        if !systems.is_empty() {
+            command.args(["--systems", &systems.join(",")]);
+        }
         Running::start(command)
     }
 
-    /// Runs [`start`](Self::start) to its end and returns the results.
+    /// Compares all systems and returns the results.
     ///
     /// # Panics
     /// The run fails, or takes too long.
     #[must_use]
     pub fn compare(&self, name: &str) -> Run {
-        let finished = self.start(name).finish(COMPARE);
+        let finished = self.start(name, &[]).finish(COMPARE);
         println!("{finished}");
         let _ = finished.ok();
         let run = folder::read(&self.folder(name).join("run.json"));
@@ -74,12 +77,13 @@ impl<'l> Bench<'l> {
         (finished, said)
     }
 
-    /// Calls [`start`](Self::start) and kills the program alone during its measurements.
+    /// Compares one system of each kind that leaves something, and kills the program alone during
+    /// its measurements.
     ///
     /// # Panics
     /// The program ends before, or takes too long.
     pub fn kill_amid(&self, name: &str) {
-        let mut running = self.start(name);
+        let mut running = self.start(name, &["rblk-verbs", "nvme-rdma", "nbd"]);
         let raw = self.folder(name).join("raw");
         until("a first sample", COMPARE, || {
             assert!(running.is_running(), "rblk-bench ended before it measured anything");

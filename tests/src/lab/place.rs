@@ -10,6 +10,7 @@ use rblk_config::TargetConfig;
 
 use super::keys::Keys;
 use super::process::{Finished, Running};
+use crate::long;
 
 /// The lab as one test sees it.
 #[derive(Debug)]
@@ -90,16 +91,19 @@ impl Lab {
         format!("tcp://{}", self.rdma_host)
     }
 
-    /// How many times as long as usual: 1, or more with `RBLK_LONG=1`.
+    /// How many times as much data as usual: 1, or more with `RBLK_LONG`.
     #[must_use]
     pub fn long(&self, factor: u64) -> u64 {
-        if std::env::var("RBLK_LONG").is_ok_and(|v| v == "1") { factor } else { 1 }
+        if long::factor().is_some() { factor } else { 1 }
     }
 
-    /// How often to do something: `usual` times, or `long` times with `RBLK_LONG=1`.
+    /// How often to do something: `usual` times, or N times `long` with `RBLK_LONG=N`.
+    ///
+    /// # Panics
+    /// The number does not fit in memory.
     #[must_use]
-    pub fn times(&self, usual: usize, long: usize) -> usize {
-        if self.long(2) > 1 { long } else { usual }
+    pub fn times(&self, usual: u64, long: u64) -> usize {
+        usize::try_from(long::times(usual, long)).expect("a count")
     }
 
     /// A sparse file of that size.

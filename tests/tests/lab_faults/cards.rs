@@ -44,7 +44,7 @@ fn a_listener_comes_back_with_its_device() {
         let cards = Cards::new(lab, &format!("pulled@rxeplug={}", pulled.display()));
         let flags = serve_file(lab, 16 * MIB).flag("--listen", &plugged());
         let target = Target::start(lab, &flags.environment(cards.environment()));
-        for round in 0..lab.times(2, 20) {
+        for round in 0..lab.times(2, 4) {
             assert_eq!(target.status().listen_down, [], "round {round}");
             std::fs::write(&pulled, "").expect("a file");
             // A real kernel reports a lost device at once. Here this connection has to show it.

@@ -69,7 +69,7 @@ fn detect_is_kept() {
         let witness = Witness::start();
         let meter = StallMeter::start(mounted.device());
         let fio = endless_fio(&mounted).start();
-        let wanted = lab.times(3, 50);
+        let wanted = lab.times(2, 5);
         let mut cuts: Vec<Cut> = Vec::new();
         for _ in 0..wanted + SPOILT {
             let begun = witness.now();

@@ -20,7 +20,7 @@ fn drain_replays_nothing() {
         let witness = Witness::start();
         let meter = StallMeter::start(mounted.device());
         let fio = endless_fio(&mounted).with("iodepth", 4).start();
-        for round in 0..lab.times(3, 25) {
+        for round in 0..lab.times(2, 5) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 wait_for_io(&mounted, &meter);
                 let replayed = mounted.status().total.replayed;

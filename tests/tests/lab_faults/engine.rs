@@ -12,7 +12,7 @@ fn faults_below_fio(lab: &Lab, transport: &str) {
     let flags = serve_file(lab, 1024 * MIB).on(&far);
     let mut target = Target::start(lab, &flags);
     let mut fio = Fio::endless_by_engine(lab, &format!("{transport}://{}", far.host())).start();
-    let times = lab.times(2, 25);
+    let times = lab.times(1, 3);
     for _ in 0..times {
         fio.wait_for_io(&target, PATIENCE);
         target.kill();

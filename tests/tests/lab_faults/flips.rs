@@ -12,6 +12,7 @@ use rblk_rig::seed::Random;
 use rblk_tests::lab::{
     Aligned, Counts, DELIVERIES, FlipRates, Flips, Lab, MountFlags, Mounted, Target, pattern, run,
 };
+use rblk_tests::long::times;
 
 use super::{PATIENCE, serve_file};
 
@@ -216,7 +217,7 @@ fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> O
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn flips_are_found_at_every_layer() {
     run("flips_are_found_at_every_layer", |lab| {
-        let goal = if lab.long(2) > 1 { 10_000 } else { 400 };
+        let goal = times(400, 1000);
         let found = outcome(lab, 1, EVERYWHERE, "crc32c", goal);
         assert_eq!((found.seen.wrong, found.stored), (0, 0), "wrong blocks, read and stored");
         let mismatches =

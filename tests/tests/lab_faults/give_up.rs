@@ -146,7 +146,7 @@ fn fail_after_is_kept() {
     run("fail_after_is_kept", |lab| {
         let mut life = GivesUp::new(lab);
         let node = life.mounted.node();
-        for round in 0..lab.times(2, 25) {
+        for round in 0..lab.times(2, 5) {
             let witness = Rc::clone(&life.witness);
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 let result = life.lose_target();

@@ -137,7 +137,7 @@ fn link_cut() {
         // Shorter than the detection, a little longer, and long enough for the pauses between
         // attempts to grow.
         let times = [1000, 3000, 6000].map(Duration::from_millis);
-        for time in times.into_iter().cycle().take(lab.times(3, 25)) {
+        for time in times.into_iter().cycle().take(lab.times(3, 6)) {
             life.cut(time);
         }
         life.end(fio);
@@ -150,7 +150,7 @@ fn target_kill_restart() {
     run("target_kill_restart", |lab| {
         let mut life = Life::new(lab, None, 1024 * MIB);
         let fio = life.fio();
-        let times = lab.times(3, 25);
+        let times = lab.times(3, 6);
         for _ in 0..2 * times {
             life.restart_target();
             if life.died_interrupted >= times {
@@ -174,7 +174,7 @@ fn initiator_kill_recover() {
     run("initiator_kill_recover", |lab| {
         let mut life = Life::new(lab, None, 1024 * MIB);
         let fio = life.fio();
-        let times = lab.times(3, 25);
+        let times = lab.times(3, 6);
         for _ in 0..times {
             life.crash_initiator();
         }
@@ -201,7 +201,7 @@ fn ext4_sees_nothing() {
         let log = KernelLog::mark(lab);
         let fs = FileSystem::mount("ext4", &device, &dir, &[]);
         let writer = Writer::start(&dir);
-        for _ in 0..lab.times(3, 25) {
+        for _ in 0..lab.times(2, 4) {
             life.cut(Duration::from_secs(3));
             life.restart_target();
             life.crash_initiator();

@@ -72,7 +72,7 @@ fn mount_cycles_leak_nothing() {
         // The first cycles register with the device and fill pools.
         (0..2).for_each(|_| cycle());
         let before = settled(&[target.pid()], || target.status().sessions.is_empty());
-        let cycles = lab.times(20, 2000);
+        let cycles = lab.times(10, 30);
         let mut sizes = Vec::new();
         for _ in 0..cycles {
             cycle();
@@ -136,7 +136,7 @@ fn reconnects_leak_nothing() {
         (0..4).for_each(cycle);
         let pids = [target.pid(), mounted.pid()];
         let before = settled(&pids, || whole() && mounted.status().state == "connected");
-        let cycles = lab.times(20, 500);
+        let cycles = lab.times(10, 30);
         let mut sizes = Vec::new();
         for number in 4..4 + cycles {
             cycle(number);

@@ -22,7 +22,7 @@ fn fail_over_and_back() {
         let uses = |host: &str| {
             mounted.look().filter(|s| s.state == "connected" && s.address.contains(host))
         };
-        for round in 0..lab.times(2, 25) {
+        for round in 0..lab.times(2, 4) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 until("the first address, which is preferred, to be used", PATIENCE, || uses(&one));
                 wait_for_io(&mounted, &meter);

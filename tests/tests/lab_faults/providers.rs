@@ -20,7 +20,7 @@ fn verify_under_kills(lab: &Lab, plan: &str) {
     let mut mounted = Mounted::new(lab, &flags(lab.rdma()).environment(cards.environment()));
     let meter = StallMeter::start(mounted.device());
     let fio = endless_fio(&mounted).start();
-    for _ in 0..lab.times(1, 10) {
+    for _ in 0..lab.times(1, 2) {
         wait_for_io(&mounted, &meter);
         target.take().expect("a target").kill();
         target = Some(Target::start(lab, &served));
@@ -191,7 +191,7 @@ fn one_of_two_devices_fails_and_comes_back() {
         std::thread::sleep(Duration::from_secs(1));
         let alone = meter.longest();
         let rig = Shaken { lab, mounted: &shaken, meter: &shaken_meter, cards: &cards };
-        for _ in 0..lab.times(1, 10) {
+        for _ in 0..lab.times(1, 2) {
             rig.tells(&events);
             rig.breaks_down(&fails);
             rig.loses_its_address(&plug);

@@ -24,7 +24,7 @@ fn crash_while_recovering() {
         let fio = endless_fio(&mounted).start();
         wait_for_io(&mounted, &meter);
         mounted.kill_daemon();
-        for number in 0..lab.times(6, 60) {
+        for number in 0..lab.times(6, 30) {
             mounted.recover_and_kill(Duration::from_millis(number as u64 * 97 % 700));
         }
         mounted.recover();
@@ -46,7 +46,7 @@ fn upgrade_under_fio() {
         let fio = endless_fio(&mounted).start();
         let witness = Witness::start();
         let mut copies = 0;
-        for round in 0..lab.times(3, 25) {
+        for round in 0..lab.times(2, 5) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 wait_for_io(&mounted, &meter);
                 // A new file each time, so that the test can tell which program runs afterwards.

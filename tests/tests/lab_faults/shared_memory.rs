@@ -100,7 +100,7 @@ fn shared_memory_is_not_copied() {
         let meter = StallMeter::start(mounted.device());
         let endless = fio(&mounted, &name).with("size", "100%").with("rate", "2M,2M");
         let endless = endless.with("verify_backlog", 32).start();
-        for _ in 0..lab.times(2, 20) {
+        for _ in 0..lab.times(2, 4) {
             wait_for_io(&mounted, &meter);
             target.take().expect("a target").kill();
             target = Some(Target::start(lab, &served));

@@ -132,7 +132,7 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn stale_write_20() {
     run("stale_write_20", |lab| {
-        let rounds = lab.times(5, 100);
+        let rounds = lab.times(2, 4);
         for cache in [CacheMode::None, CacheMode::WriteThrough] {
             stale_writes(lab, cache, rounds);
         }

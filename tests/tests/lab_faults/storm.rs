@@ -87,7 +87,7 @@ fn beside_a_host(lab: &Lab, plan: &str, count: usize) {
 fn a_storm_of_connects_stops_no_poll_group() {
     keep_device();
     run("a_storm_of_connects_stops_no_poll_group", |lab| {
-        beside_a_host(lab, SLOW, lab.times(200, 1000));
+        beside_a_host(lab, SLOW, lab.times(120, 300));
     });
 }
 
@@ -97,7 +97,7 @@ fn storms_on_devices_like_cards() {
     keep_device();
     run("storms_on_devices_like_cards", |lab| {
         for (_, plan) in PROFILES {
-            beside_a_host(lab, plan, lab.times(50, 1000));
+            beside_a_host(lab, plan, lab.times(24, 60));
         }
     });
 }

@@ -43,7 +43,7 @@ fn upgrades(lab: &Lab, target_flags: &TargetFlags, address: String) {
     let witness = Witness::start();
     let meter = StallMeter::start(mounted.device());
     let fio = endless_fio(&mounted).with("iodepth", 4).with("fsync", 64).start();
-    for round in 0..lab.times(3, 25) {
+    for round in 0..lab.times(2, 5) {
         witness.judge(&format!("{}: {round}", lab.test()), || {
             wait_for_io(&mounted, &meter);
             let replayed = mounted.status().total.replayed;

@@ -105,7 +105,7 @@ fn fio_engine_sees_targets_die() {
         let flags = TargetFlags::default().file("v0", &lab.image("v0.img", 1024 * MIB));
         let mut target = Target::start(lab, &flags);
         let mut fio = Fio::endless_by_engine(lab, &lab.rdma()).start();
-        for _ in 0..lab.times(3, 25) {
+        for _ in 0..lab.times(3, 9) {
             fio.wait_for_io(&target, Duration::from_secs(60));
             target.kill();
             target = Target::start(lab, &flags);

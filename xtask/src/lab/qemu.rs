@@ -29,12 +29,13 @@ const POWER_OFF: Duration = Duration::from_secs(10);
 
 /// Of the kernel's command line:
 /// - `panic=-1 oops=panic`: a broken guest ends at once;
-/// - `mitigations=off nokaslr`: they cost an emulated CPU much and protect nothing here;
+/// - `mitigations=off nokaslr norandmaps`: they cost an emulated CPU much and protect nothing here.
+///   A program at its usual addresses runs code that is translated already;
 /// - `rcu_expedited`: every module load and mount waits for RCU;
 /// - `audit=0` to `nowatchdog`: hooks, zeroed pages and counts, which cost each system call
 ///   something and protect nothing here;
 /// - `loglevel=7`: the UART is slow.
-const CMDLINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr rcupdate.rcu_expedited=1 \
+const CMDLINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr norandmaps rcupdate.rcu_expedited=1 \
                        audit=0 lsm= init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off \
                        kfence.sample_interval=0 cgroup_disable=memory psi=0 nowatchdog \
                        no_timer_check loglevel=7 rdinit=/init";

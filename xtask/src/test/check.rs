@@ -36,7 +36,7 @@ pub(crate) struct CheckArgs {}
 impl CheckArgs {
     /// Runs the steps.
     pub(crate) fn run(&self) -> Result<i32> {
-        let args = TestArgs { long: false, no_lab: true, kernel: None, filters: Vec::new() };
+        let args = TestArgs { long: None, no_lab: true, kernel: None, filters: Vec::new() };
         args.run_steps(|run, steps| run.quick(steps))
     }
 }

@@ -19,7 +19,7 @@ use crate::workspace::Workspace;
 pub(super) const CORPUS: &str = "corpus";
 /// The profile of the search.
 const PROFILE: &str = "fuzz";
-/// How long all targets together look for new inputs.
+/// How long all targets together look for new inputs, for each unit of the number of `--long`.
 const SEARCH: Duration = Duration::from_secs(5 * 60);
 /// What an input of any target may take, after which it counts as hung.
 const INPUT_SECONDS: u32 = 20;
@@ -39,11 +39,11 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 
 /// Builds the targets and lets each look for inputs that break something, one after the other.
-/// `corpus` is the program of that name.
+/// `corpus` is the program of that name, and `long` multiplies the time.
 ///
 /// # Errors
 /// The build fails, or a target found something: its input is named.
-pub(super) fn search(workspace: &Workspace, corpus: &Path) -> Result<()> {
+pub(super) fn search(workspace: &Workspace, corpus: &Path, long: u32) -> Result<()> {
     let build = workspace.target.join("fuzz");
     let mut command = workspace.cargo(&["build", "--profile", PROFILE, "--bins"]);
     command.args([
@@ -61,7 +61,7 @@ pub(super) fn search(workspace: &Workspace, corpus: &Path) -> Result<()> {
     let mut unpack = Command::new(corpus);
     process::output(unpack.arg("unpack").arg(&corpora), BUILD_LIMIT)?;
     let names = names(&corpora)?;
-    let seconds = SEARCH.as_secs() / u64::try_from(names.len().max(1))?;
+    let seconds = (long * SEARCH).as_secs() / u64::try_from(names.len().max(1))?;
     let mut found = Vec::new();
     for name in &names {
         let place = build.join("found").join(name);

@@ -25,6 +25,7 @@ use std::time::{Instant, SystemTime};
 
 use rblk_config::{ByteSize, CacheMode, DirectIo, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{BLOCK, Diary, Fault, FaultyDisk, Lab, run};
+use rblk_tests::long::times;
 
 use self::plan::{Plan, Scene, Way};
 use self::round::Round;
@@ -151,7 +152,7 @@ fn number_of(variable: &str) -> Option<u64> {
 
 fn rounds(lab: &Lab) {
     let faults = Fault::asked_for();
-    let rounds = number_of("RBLK_ROUNDS").unwrap_or_else(|| lab.times(12, 1000) as u64);
+    let rounds = number_of("RBLK_ROUNDS").unwrap_or_else(|| times(12, 36));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_secs());
     let first = number_of("RBLK_SEED").unwrap_or(now);
     println!("{}: {rounds} rounds, the first of RBLK_SEED={first}", lab.test());

@@ -18,8 +18,8 @@ fn as_root_a_test_without_root_fails_and_says_so() {
     assert_is_root(&["setpriv"]);
     let nobody = Nobody::new();
     for test in [
-        "as_root_a_user_without_rights_is_refused_with_the_reason",
-        "as_root_too_little_lockable_memory_is_said_before_anything_is_registered",
+        "unprivileged::as_root_a_user_without_rights_is_refused_with_the_reason",
+        "unprivileged::as_root_too_little_lockable_memory_is_said_before_anything_is_registered",
     ] {
         let mut command = nobody.run(&std::env::current_exe().unwrap());
         let ended = run(command.args(["--exact", test, "--ignored", "--nocapture"]));

@@ -9,8 +9,9 @@
 
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
+use rblk_tests::long::times;
 use rblk_tests::oracle::{CrashCount, Oracle};
-use rblk_tests::storm::{Crash, Storm, StormOptions, is_long, seeds};
+use rblk_tests::storm::{Crash, Storm, StormOptions, seeds};
 
 /// Lives of the target in one chain.
 const CYCLES: u64 = 10;
@@ -48,7 +49,7 @@ fn chain(seed: u64, cache: CacheMode) -> CrashCount {
 }
 
 fn run(cache: CacheMode) {
-    let chains = if is_long() { 1000 } else { 30 };
+    let chains = times(30, 1000);
     let mut total = CrashCount::default();
     for seed in seeds(chains) {
         let count = chain(seed, cache);

@@ -18,7 +18,7 @@ use rblk_tests::program::{DEADLINE, Target, wait_for};
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet, LocalSet, spawn_local, yield_now};
 
-#[path = "../../initiator/client/examples/tasks.rs"]
+#[path = "../../../initiator/client/examples/tasks.rs"]
 #[allow(dead_code)] // its `main`
 mod example;
 
@@ -118,7 +118,7 @@ fn the_example_of_the_module_runs() {
     let (target, _) = start(dir.path());
     assert_eq!(example::tasks(&target.address.to_string(), "v", 200).unwrap(), 199 * 200 / 2);
     wait_for("the end of the session", || target.status().sessions.is_empty().then_some(()));
-    let lines = include_str!("../../initiator/client/examples/tasks.rs").lines().count();
+    let lines = include_str!("../../../initiator/client/examples/tasks.rs").lines().count();
     assert!(lines <= 60, "{lines} lines are no short example");
 }
 

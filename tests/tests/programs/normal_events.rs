@@ -49,7 +49,8 @@ fn a_host_that_leaves_is_no_lost_connection() {
     }
     wait_until_alone(&target);
     assert_nothing_failed(&target);
-    assert!(target.log().contains("the initiator left"), "{}", target.log());
+    // A thread of the target writes the log.
+    wait_for("the line of the log", || target.log().contains("the initiator left").then_some(()));
 }
 
 /// A mount does this after a restart of its target: it asks for its session, and begins a new one
@@ -72,7 +73,8 @@ fn a_host_that_returns_after_a_restart_is_no_warning() {
     wait_until_alone(&target);
     assert_nothing_failed(&target);
     let line = "an initiator comes back with a session that this target does not know";
-    assert!(target.log().contains(line), "{}", target.log());
+    // A thread of the target writes the log.
+    wait_for("the line of the log", || target.log().contains(line).then_some(()));
 }
 
 #[test]

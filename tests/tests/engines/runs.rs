@@ -3,8 +3,9 @@
 //! 20,000 seeds over the model of a state directory, 100,000 with `RBLK_LONG=1`, and a few hundred
 //! over real files. `RBLK_SEED=N` runs one seed alone.
 
+use rblk_tests::long::times;
 use rblk_tests::runs::{Kind, Plan, Report, World};
-use rblk_tests::storm::{is_long, seeds};
+use rblk_tests::storm::seeds;
 
 /// Threads that share the seeds.
 const THREADS: u64 = 2;
@@ -36,12 +37,12 @@ fn run(kind: Kind, count: u64) -> Report {
 
 #[test]
 fn an_equal_verifier_means_no_loss_and_a_loss_has_a_cause() {
-    run(Kind::Memory, if is_long() { 100_000 } else { 20_000 });
+    run(Kind::Memory, times(20_000, 100_000));
 }
 
 #[test]
 fn the_files_of_a_state_directory_keep_what_the_model_keeps() {
-    run(Kind::Files, if is_long() { 5000 } else { 300 });
+    run(Kind::Files, times(300, 5000));
 }
 
 #[test]

@@ -20,7 +20,8 @@ use rblk_rig::seed::Random;
 use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::PATIENCE;
-use rblk_tests::storm::{VOLUME, is_long, seeds};
+use rblk_tests::long::times;
+use rblk_tests::storm::{VOLUME, seeds};
 
 const MIB: usize = 1 << 20;
 const DISK: usize = 4 * MIB;
@@ -239,7 +240,7 @@ impl World {
 #[test]
 fn a_snapshot_has_every_write_that_was_answered_before_another_of_its_writes() {
     let mut answers = 0;
-    for seed in seeds(if is_long() { 400 } else { 24 }) {
+    for seed in seeds(times(24, 400)) {
         println!("seed {seed}");
         let cache = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
         let groups = 1 + usize::try_from(seed % 3).unwrap();

@@ -2,7 +2,7 @@
 //! host logs in.
 //!
 //! `beside_each_other` measures:
-//! `cargo test -p rblk-tests --test accounts -- --ignored --nocapture`,
+//! `cargo test -p rblk-tests --test programs accounts:: -- --ignored --nocapture`,
 //! with `RBLK_BIN_DIR` also of other programs.
 
 use std::sync::Arc;

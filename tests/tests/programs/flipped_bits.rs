@@ -17,8 +17,8 @@ use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
 use rblk_rig::seed::Random;
 use rblk_tests::bed::pattern;
+use rblk_tests::long::times;
 use rblk_tests::program::{Client, DEADLINE, Target};
-use rblk_tests::storm::is_long;
 
 const VOLUME: usize = 4 << 20;
 const IO_MAX: u32 = 64 << 10;
@@ -315,7 +315,7 @@ impl Block {
 
 #[test]
 fn each_flipped_bit_is_found() {
-    let flips: u64 = if is_long() { 10_000 } else { 300 };
+    let flips = times(300, 10_000);
     let dir = tempfile::tempdir().unwrap();
     for (seed, volume) in [(1, "--memory"), (2, "--file")] {
         let file = dir.path().join("image");

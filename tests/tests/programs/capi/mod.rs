@@ -105,7 +105,7 @@ fn the_example_copies_a_file_to_a_volume_and_back() {
 fn misuse_is_an_error_and_nothing_worse() {
     let dir = tempfile::tempdir().unwrap();
     let target = target(dir.path());
-    let program = compile(&root().join("tests/tests/capi/misuse.c"), dir.path(), false);
+    let program = compile(&root().join("tests/tests/programs/capi/misuse.c"), dir.path(), false);
     let ended = run(command(&program).arg(format!("{}/v", target.address)));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);

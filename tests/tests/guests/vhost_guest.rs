@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use rblk_tests::built::xtask_of_all;
 use rblk_tests::guest::Served;
+use rblk_tests::long::times;
 use rblk_tests::program::{Target, run, wait_for};
-use rblk_tests::storm::is_long;
 
 /// Time for everything that the guest does: an emulated CPU on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -152,7 +152,7 @@ impl Drop for Qemu {
 /// Makes the kernel and the files of a guest. Its first process begins with the common script, and
 /// continues with this one.
 fn make_guest(dir: &Path, script: &str) {
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests");
     let parts = ["guest-begin.sh", script].map(|part| std::fs::read(scripts.join(part)).unwrap());
     let init = dir.join("first-process");
     std::fs::write(&init, parts.concat()).unwrap();
@@ -398,7 +398,7 @@ fn as_root_a_guest_goes_on_with_the_next_program_or_hears_of_a_loss() {
         return;
     }
     let asked = std::env::var("RBLK_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
-    let rounds = asked.unwrap_or(if is_long() { 40 } else { 6 });
+    let rounds: usize = asked.unwrap_or_else(|| times(6, 40).try_into().unwrap());
     let mut bed = Rounds::start();
     assert!(bed.hear_until("wrote").is_none());
     for round in 0..rounds {

@@ -141,7 +141,7 @@ fn say(what: &str, times: &[Duration]) {
 
 /// Not a gate: prints the effect of 300 deaf sessions of one host on the reads of another host.
 #[test]
-#[ignore = "a measurement: cargo test -p rblk-tests --test crowds -- --ignored --nocapture"]
+#[ignore = "a measurement: cargo test -p rblk-tests --test programs crowds:: -- --ignored --nocapture"]
 fn reads_beside_deaf_sessions() {
     let bed = Bed::new("256MiB");
     let mut one =

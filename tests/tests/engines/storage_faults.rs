@@ -20,8 +20,9 @@ use rblk_target::store::Store;
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
+use rblk_tests::long::times;
 use rblk_tests::oracle::Oracle;
-use rblk_tests::storm::{Crash, Failure, MODES, Mix, Storm, StormOptions, is_long, seeds};
+use rblk_tests::storm::{Crash, Failure, MODES, Mix, Storm, StormOptions, seeds};
 
 /// Bytes of a block of the cache.
 const CACHE_BLOCK: usize = 4096;
@@ -57,7 +58,7 @@ fn storm(seed: u64, cache: CacheMode, mix: impl Fn(&mut Mix)) -> (Storm, Random)
 }
 
 fn storms() -> u64 {
-    if is_long() { 200 } else { 16 }
+    times(16, 200)
 }
 
 /// Runs requests while parts of the store are bad, then heals it and ends well. Returns the

@@ -15,7 +15,8 @@ use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::volume::ids::SessionIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
-use rblk_tests::storm::{VOLUME, is_long, seeds};
+use rblk_tests::long::times;
+use rblk_tests::storm::{VOLUME, seeds};
 
 const MIB: usize = 1 << 20;
 /// Bytes of the disk. The volume covers a part of it.
@@ -255,7 +256,7 @@ impl World {
 #[test]
 fn requests_under_way_see_no_half_of_a_change() {
     let mut counts = (0, 0, 0);
-    for seed in seeds(if is_long() { 400 } else { 24 }) {
+    for seed in seeds(times(24, 400)) {
         println!("seed {seed}");
         let cache = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
         let groups = 1 + usize::try_from(seed % 3).unwrap();

@@ -17,8 +17,9 @@ use rblk_target::data::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
+use rblk_tests::long::times;
 use rblk_tests::oracle::Oracle;
-use rblk_tests::storm::{Mix, Storm, StormOptions, VOLUME, is_long, seeds};
+use rblk_tests::storm::{Mix, Storm, StormOptions, VOLUME, seeds};
 
 const CACHED: [CacheMode; 2] = [CacheMode::WriteThrough, CacheMode::WriteBack];
 const MIB: usize = 1 << 20;
@@ -181,7 +182,7 @@ fn storm(seed: u64, mix: Mix, requests: u64) {
 }
 
 fn storms(count: u64) -> std::ops::Range<u64> {
-    seeds(if is_long() { 20 * count } else { count })
+    seeds(times(count, 20 * count))
 }
 
 #[test]
@@ -434,7 +435,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
 
 #[test]
 fn erased_blocks_are_read_by_no_group() {
-    for seed in seeds(if is_long() { 20 } else { 2 }) {
+    for seed in seeds(times(2, 20)) {
         for groups in [2, 3] {
             for cache in CACHED {
                 erased_under_others(seed, groups, cache, IoOp::Read);
@@ -445,7 +446,7 @@ fn erased_blocks_are_read_by_no_group() {
 
 #[test]
 fn writes_after_an_erase_stay() {
-    for seed in seeds(if is_long() { 20 } else { 2 }) {
+    for seed in seeds(times(2, 20)) {
         for groups in [2, 3] {
             // Write-back acknowledges from memory.
             erased_under_others(seed, groups, CacheMode::WriteBack, IoOp::Write);
@@ -498,7 +499,7 @@ fn a_failed_discard_holds_no_range() {
 fn a_group_ends_after_all_groups_with_connections() {
     for groups in [2, 3] {
         for cache in CACHED {
-            for seed in seeds(if is_long() { 40 } else { 4 }) {
+            for seed in seeds(times(4, 40)) {
                 let what = format!("seed {seed}, {groups} groups, {cache:?}");
                 let mut random = Random::new(seed);
                 let mut model = pattern(seed, 4 * MIB);
