@@ -9,7 +9,11 @@ use std::time::Duration;
 use rblk_config::ByteSize;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Control, Departure};
+use super::core::Core;
+use super::groups::Groups;
+use super::observe::event_log::{EventLog, name_of};
+use super::persist::Persister;
+use super::requests::departure::Departure;
 use crate::cache::Unsaved;
 use crate::data::poll_group::group_thread::GroupHandle;
 use crate::volume::ids::VolumeIndex;
@@ -57,7 +61,7 @@ impl Ends {
     }
 
     /// Reports the end to all clients, and gives their tasks a moment to pass it on.
-    pub(super) async fn tell(&mut self, report: &EndReport) {
+    async fn tell(&mut self, report: &EndReport) {
         let (kept, mut told) = mpsc::channel(1);
         for asker in self.askers.drain(..) {
             let _ = asker.send((report.clone(), Telling { _kept: kept.clone() }));
@@ -84,32 +88,27 @@ impl Ends {
         let over = over.collect();
         (now.into_iter().filter(|one| !is_in(&before, one.volume)).collect(), over)
     }
-}
-
-impl Control {
-    fn unsaved_status(&self, unsaved: &[Unsaved]) -> Vec<UnsavedStatus> {
-        let status = |one: &Unsaved| UnsavedStatus {
-            volume: self.name_of(one.volume).map(|name| name.to_string()).unwrap_or_default(),
-            dirty_bytes: one.dirty_bytes,
-            cause: one.cause.clone(),
-        };
-        unsaved.iter().map(status).collect()
-    }
 
     /// While the target stops: the data that its stores refuse.
-    pub(super) fn refused_status(&self) -> Vec<UnsavedStatus> {
-        self.unsaved_status(&self.ends.refused())
+    pub(super) fn refused_status(&self, core: &Core) -> Vec<UnsavedStatus> {
+        unsaved_status(&self.refused(), core)
     }
 
     /// While the target stops, stores refuse other data than before.
-    pub(super) fn on_refused(&mut self, group: usize, unsaved: Vec<Unsaved>) {
-        let (news, over) = self.ends.note(group, unsaved);
+    pub(super) fn on_refused(
+        &mut self,
+        group: usize,
+        unsaved: Vec<Unsaved>,
+        (core, groups): (&Core, &Groups),
+        events: &mut EventLog,
+    ) {
+        let (news, over) = self.note(group, unsaved);
         for one in news {
-            let name = self.name_of(one.volume).map(|name| name.to_string());
+            let name = name_of(one.volume, core);
             // Those of all poll groups: the other groups may not have met a refusal yet.
             let of_group =
                 |group: &GroupHandle| Some(group.volume_stats(one.volume)?.snapshot().dirty_bytes);
-            let bytes = self.groups.iter().filter_map(of_group).sum::<u64>().max(one.dirty_bytes);
+            let bytes = groups.iter().filter_map(of_group).sum::<u64>().max(one.dirty_bytes);
             tracing::error!(
                 volume = name,
                 dirty_bytes = bytes,
@@ -123,18 +122,22 @@ impl Control {
                 one.cause
             );
             let what = Occurrence::new(EventKind::StoreError, text);
-            self.happened(Occurrence { volume: name, ..what });
+            events.happened(Occurrence { volume: name, ..what });
         }
         for volume in over {
-            let volume = self.name_of(volume).map(|name| name.to_string());
+            let volume = name_of(volume, core);
             tracing::info!(volume, "the store has taken the acknowledged data that it refused");
         }
     }
 
     /// Reports the data that the poll groups gave up, in the log and to the clients that wait for
     /// the end.
-    pub(super) async fn tell_end(&mut self) -> Vec<UnsavedStatus> {
-        let given_up = self.unsaved_status(&self.groups.unsaved());
+    pub(super) async fn tell_end(
+        &mut self,
+        (core, groups): (&Core, &Groups),
+        events: &mut EventLog,
+    ) -> Vec<UnsavedStatus> {
+        let given_up = unsaved_status(&groups.unsaved(), core);
         for one in &given_up {
             let UnsavedStatus { volume, dirty_bytes, cause } = one;
             tracing::error!(
@@ -144,18 +147,27 @@ impl Control {
                 "the target stopped, and acknowledged data is lost: its store did not take it in time"
             );
             let text = format!("the target stopped, and acknowledged data is lost: {one}");
-            self.happened(Occurrence::new(EventKind::LostWrites, text).of_volume(volume));
+            events.happened(Occurrence::new(EventKind::LostWrites, text).of_volume(volume));
         }
-        let error = self.groups.failure().map(ToOwned::to_owned);
-        self.ends.tell(&EndReport { unsaved: given_up.clone(), error }).await;
+        let error = groups.failure().map(ToOwned::to_owned);
+        self.tell(&EndReport { unsaved: given_up.clone(), error }).await;
         given_up
     }
+}
 
-    /// Whether a run with this end loses nothing: every acknowledged write is durable, no sync has
-    /// failed, and no fence is owed. The only place that decides this.
-    pub(super) fn is_clean(&self, given_up: &[UnsavedStatus]) -> bool {
-        given_up.is_empty() && self.losses.volumes().next().is_none() && !self.core.owes_fences()
-    }
+fn unsaved_status(unsaved: &[Unsaved], core: &Core) -> Vec<UnsavedStatus> {
+    let status = |one: &Unsaved| UnsavedStatus {
+        volume: name_of(one.volume, core).unwrap_or_default(),
+        dirty_bytes: one.dirty_bytes,
+        cause: one.cause.clone(),
+    };
+    unsaved.iter().map(status).collect()
+}
+
+/// Whether a run with this end loses nothing: every acknowledged write is durable, no sync has
+/// failed, and no fence is owed. The only place that decides this.
+pub(super) fn is_clean(given_up: &[UnsavedStatus], core: &Core, persister: &Persister) -> bool {
+    given_up.is_empty() && persister.losses().next().is_none() && !core.owes_fences()
 }
 
 #[cfg(test)]

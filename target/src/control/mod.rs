@@ -1,7 +1,22 @@
 //! Control: everything of a target that is not I/O. One task owns sessions, devices, volumes and
 //! the mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] feeds it
 //! events and carries out its decisions.
+//!
+//! Control only puts its parts together. Each part owns its state, and its functions take the other
+//! parts that they need:
+//!
+//! | part | it has |
+//! | --- | --- |
+//! | [`Core`] | the decisions: sessions, holders, changes of volumes |
+//! | [`Groups`] | the poll groups, and the mail to them |
+//! | [`Reception`] | connections: devices, CQs, QPs that are made and destroyed |
+//! | [`Volumes`] | stores of volumes, and the work of the change that is carried out |
+//! | [`RunningConfig`] | the configuration now |
+//! | [`Persister`] | the records for the next run |
+//! | [`EventLog`], [`PlaceWatch`], [`VolumeRates`], [`Sampling`], [`Traces`] | what people see |
+//! | [`Ends`], [`Upgrades`] | the end of the run, and the program that follows |
 
+mod answering;
 pub mod connect;
 pub mod core;
 pub(crate) mod ends;
@@ -11,8 +26,8 @@ pub mod observe;
 pub mod peers;
 mod persist;
 pub mod requests;
-mod settling;
-pub(crate) mod volume_changes;
+mod running_config;
+pub(crate) mod volumes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,60 +35,50 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Encrypt, HostConfig, TargetConfig};
-use rblk_fabric::{AckTimeout, ConnectOptions, Device, Incoming, Region};
-use rblk_protocol::width::wide64;
-use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
+use rblk_fabric::{Device, Incoming, Region};
+use rblk_operate::target::ask::LimitsWish;
+use rblk_operate::target::events::EventsReport;
+use rblk_operate::target::refusal::Refusal;
+use rblk_operate::target::status::TargetStatus;
+use rblk_operate::target::store_fault::StoreFault;
+use rblk_operate::target::volume_notes::VolumeNotes;
+use rblk_protocol::{InstanceId, Name};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cache::Unsaved;
 use crate::control::hand_over::HandOver;
 use crate::control::observe::outages::Outages;
-use crate::control::observe::past::PastReport;
-use crate::control::peers::account::{Origin, Payer};
-use crate::control::peers::session::Session;
 use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
-use crate::memory::demand::FILES_BESIDES;
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
 use crate::store::{Backing, StoreIdentity};
 use crate::volume::Volume;
-use crate::volume::ids::{AdmissionId, SessionIndex, VolumeIndex};
-use rblk_operate::target::events::{Events, EventsReport};
-use rblk_operate::target::store_fault::StoreFault;
-use rblk_operate::target::volume_notes::VolumeNotes;
+use crate::volume::ids::{SessionIndex, VolumeIndex};
 
 use self::core::{
-    Admitted, AuthConfig, Capacity, ConnectRefusal, ConnectionRef, Core, CoreParts, Effect, Hosts,
-    Knock, Ticket,
+    AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Ticket, VolumeChange,
 };
-use crate::record::losses::LossNotes;
-use connect::admission::{Granted, House, log_refusal, no_room, refusal};
-use connect::cq_shares::{CqPlace, CqShares, NoEntries};
-use connect::destroy::{Destroyed, Destroyer};
+use connect::admission::House;
 use connect::devices::Devices;
 use connect::file_room::FileRoom;
-use connect::host_places::HostPlaces;
-use connect::making::{Made, Making};
-use connect::registration::Registering;
-use connect::tally::Tally;
-use ends::{EndReply, Ends, RunEnd};
+use connect::reception::Reception;
+use ends::{EndReply, Ends, RunEnd, is_clean};
 use groups::Groups;
+use observe::event_log::EventLog;
+use observe::past::PastReport;
 use observe::place_watch::PlaceWatch;
 use observe::sampling::Sampling;
 use observe::volume_rates::VolumeRates;
-use peers::peer_lines::PeerLine;
 use persist::Persister;
-use rblk_operate::target::ask::LimitsWish;
-use rblk_operate::target::refusal::Refusal;
-use rblk_operate::target::status::UnsavedStatus;
 use requests::departure::{Departure, Upgrades};
 use requests::predecessor::{Agreed, Predecessor};
 use requests::reread::Reading;
-use requests::trace_stream::Traces;
-use settling::SettlesUnderWay;
-use volume_changes::{VolumeChange, Volumes};
+use requests::trace_stream::{BegunTrace, Traces};
+use running_config::RunningConfig;
+use volumes::change_files::ChangeFiles;
+use volumes::{ChangeOutcome, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -99,7 +104,7 @@ pub(crate) struct ConnectionLimits {
 #[derive(Debug)]
 pub(crate) enum ToControl {
     /// The state of everything.
-    Status(oneshot::Sender<rblk_operate::target::status::TargetStatus>),
+    Status(oneshot::Sender<TargetStatus>),
     /// The faults of the stores of volumes now, by name.
     StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
     /// The events after this number.
@@ -125,16 +130,18 @@ pub(crate) enum ToControl {
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Judge changes before they are carried out. The reply: one reason for each change that is
     /// refused.
-    Judge(Vec<VolumeChange>, oneshot::Sender<Vec<String>>),
+    Judge(Vec<(VolumeChange, ChangeFiles)>, oneshot::Sender<Vec<String>>),
     /// Change a volume. `alone`: the change is not a part of a configuration that was checked as a
     /// whole.
     Change {
         /// The change.
         change: VolumeChange,
+        /// The open files that it works with.
+        files: ChangeFiles,
         /// See above.
         alone: bool,
         /// Takes the outcome.
-        reply: oneshot::Sender<volume_changes::ChangeOutcome>,
+        reply: oneshot::Sender<ChangeOutcome>,
     },
     /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
@@ -151,11 +158,7 @@ pub(crate) enum ToControl {
     /// ambiguous.
     Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
     /// Trace the commands of this volume that take at least this long.
-    BeginTrace(
-        String,
-        Duration,
-        oneshot::Sender<Result<requests::trace_stream::BegunTrace, Refusal>>,
-    ),
+    BeginTrace(String, Duration, oneshot::Sender<Result<BegunTrace, Refusal>>),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -168,8 +171,7 @@ struct Description {
     name: Name,
     instance: InstanceId,
     started: Instant,
-    limits: ConnectionLimits,
-    volume_notes: HashMap<String, VolumeNotes>,
+    lease: Duration,
     listening: Vec<String>,
     outages: Outages,
     insecure: bool,
@@ -177,36 +179,23 @@ struct Description {
     away: Vec<AwayVolume>,
 }
 
-/// The control task's state.
+/// The control task's state. See the module.
 #[derive(Debug)]
 pub(crate) struct Control {
     description: Description,
     core: Core,
     groups: Groups,
-    devices: Devices,
-    registering: Registering,
-    registered: mpsc::UnboundedReceiver<connect::registration::Registration>,
-    making: Making,
-    made: mpsc::UnboundedReceiver<Made>,
-    shares: CqShares,
-    host_places: HostPlaces,
-    tally: Tally,
+    reception: Reception,
+    volumes: Volumes,
+    running: RunningConfig,
+    persister: Persister,
+    events: EventLog,
+    watch: PlaceWatch,
     rates: VolumeRates,
     sampling: Sampling,
-    persister: Persister,
-    losses: LossNotes,
-    ends: Ends,
-    files: FileRoom,
-    events: Events,
-    volumes: Volumes,
-    settling: SettlesUnderWay,
-    watch: PlaceWatch,
-    // The reading of the files that the hosts in force came from.
-    hosts_of: Reading,
-    upgrades: Upgrades,
     traces: Traces,
-    destroyer: Destroyer,
-    destroyed: mpsc::UnboundedReceiver<Destroyed>,
+    ends: Ends,
+    upgrades: Upgrades,
 }
 
 /// The parts of control.
@@ -264,12 +253,9 @@ impl Control {
     pub(crate) fn new(mut parts: ControlParts) -> anyhow::Result<Self> {
         let probe = parts.state.probe();
         let (persister, holders) = Persister::open(&mut parts)?;
-        let (destroyer, destroyed) = Destroyer::new();
-        let watch = PlaceWatch::new(probe, Some("/".into()));
-        let ControlParts { name, instance, limits, volumes, arena, zeros, .. } = parts;
-        let devices = Devices::new(arena, zeros, &volumes, &parts.running);
-        let (registering, registered) = Registering::new();
-        let (making, made) = Making::new();
+        let ControlParts { name, instance, limits, volumes, arena, zeros, running, .. } = parts;
+        let devices = Devices::new(arena, zeros, &volumes, &running);
+        let requires_proof = parts.auth.is_some();
         let core = CoreParts {
             name,
             instance,
@@ -281,38 +267,29 @@ impl Control {
             auth: parts.auth,
         };
         let (started, files) = (Instant::now(), getrlimit(Resource::RLIMIT_NOFILE));
+        let files = FileRoom::new(files.ok().map(|(limit, _)| limit), &parts.listening);
+        let house = House { limits, instance, requires_proof };
+        let ack_timeout = running.ack_timeout.map(|time| time.get());
+        let (count, notes) = (running.volumes.len(), parts.volume_notes);
         Ok(Self {
             core: Core::new(core, started),
             groups: Groups::new(parts.groups),
-            devices,
-            registering,
-            registered,
-            making,
-            made,
-            shares: CqShares::default(),
-            host_places: HostPlaces::default(),
-            tally: Tally::default(),
-            rates: VolumeRates::default(),
-            sampling: Sampling::new(parts.running.http.is_some(), started),
+            reception: Reception::new(house, ack_timeout, devices, files),
+            volumes: Volumes::new(count, parts.backings, notes, parts.places),
             persister,
-            losses: LossNotes::default(),
-            ends: Ends::default(),
-            files: FileRoom::new(files.ok().map(|(limit, _)| limit), &parts.listening),
-            events: Events::default(),
-            settling: SettlesUnderWay::default(),
-            volumes: Volumes::new(parts.running, parts.backings, parts.places),
-            watch,
-            hosts_of: Reading::default(),
-            upgrades: Upgrades::after(parts.took_over),
+            events: EventLog::default(),
+            watch: PlaceWatch::new(probe, Some("/".into())),
+            rates: VolumeRates::default(),
+            sampling: Sampling::new(running.http.is_some(), started),
+            running: RunningConfig::new(running),
             traces: Traces::default(),
-            destroyer,
-            destroyed,
+            ends: Ends::default(),
+            upgrades: Upgrades::after(parts.took_over),
             description: Description {
                 name,
                 instance,
                 started,
-                limits,
-                volume_notes: parts.volume_notes,
+                lease: limits.lease,
                 listening: parts.listening,
                 outages: parts.outages,
                 insecure: parts.insecure,
@@ -327,7 +304,7 @@ impl Control {
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
     pub(crate) fn serve_by(&mut self, device: &Device) -> rblk_fabric::Result<()> {
-        self.devices.place(device, &mut self.groups).map(drop)
+        self.reception.devices_mut().place(device, &mut self.groups).map(drop)
     }
 
     /// Notes for the next run that hosts may write. Call it when nothing of the start can fail any
@@ -350,35 +327,38 @@ impl Control {
     ) -> anyhow::Result<RunEnd> {
         self.core.ready(Instant::now());
         self.upgrades.ready(Instant::now() + self.core.sessions().lease());
-        self.tell_take_over();
-        self.look_at_stores();
+        self.upgrades.tell(&mut self.events);
+        self.watch.look_at_stores(self.volumes.backings());
         // The timer runs only after news, and while something waits: otherwise this thread sleeps.
         let mut ticks = true;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let mut is_news = true;
+            let (mut is_news, has_sessions) = (true, self.has_sessions());
             tokio::select! {
-                Some(incoming) = incoming.recv() => self.admit(incoming),
+                Some(incoming) = incoming.recv() => {
+                    self.reception.admit(incoming, &mut self.core, &mut self.groups);
+                }
                 Some(message) = from_groups.recv() => self.on_group(message),
                 Some(request) = requests.recv() => self.on_request(request),
                 Some(news) = self.persister.next() => self.on_record(news),
-                Some(done) = self.registered.recv() => self.on_registered(done),
-                Some(made) = self.made.recv() => self.on_made(made),
-                Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
-                Some(done) = self.volumes.store_done() => self.on_store_done(done),
+                Some(news) = self.reception.next() => {
+                    self.reception.on_news(news, &mut self.core, &mut self.groups);
+                }
+                Some(done) = self.volumes.store_done() => {
+                    self.volumes.on_store_done(done, &mut self.core);
+                }
                 looked = self.watch.next() => {
-                    self.on_looked(looked);
+                    let told = (&self.core, &mut self.events);
+                    self.watch.on_looked(looked, self.volumes.backings(), told);
+                    self.answer_askers();
                     is_news = false;
                 }
                 _ = tick.tick(), if ticks => {
-                    self.core.tick(Instant::now());
-                    self.note_losses_again();
-                    self.tell_left_out(Instant::now());
+                    self.on_tick(Instant::now());
                     is_news = false;
                 }
-                () = self.sampling.due(self.core.sessions().iter().next().is_some()) => {
-                    let has_sessions = self.core.sessions().iter().next().is_some();
+                () = self.sampling.due(has_sessions) => {
                     self.sampling.take(&self.groups, self.core.volumes(), has_sessions);
                     is_news = false;
                 }
@@ -390,15 +370,14 @@ impl Control {
             self.carry_out();
             self.groups.deliver();
             if self.upgrades.is_waiting() {
-                self.look_for_mounts();
+                self.upgrades.look_for_mounts(&self.core, &mut self.events);
             }
             if self.core.is_upgrading() {
                 // New connect requests wait in the socket for the next program.
                 incoming.close();
             }
             // `needs_ticks` looks at every session, so it is not called after each piece of news.
-            let owes = self.losses.owes() || self.groups.owes_mail() || self.core.lines().owes();
-            ticks = is_news || self.core.needs_ticks() || owes;
+            ticks = is_news || self.core.needs_ticks() || self.owes();
             if self.groups.have_stopped() {
                 // Requests that came meanwhile, such as a stop. Later ones fail: the channel is
                 // closed.
@@ -406,24 +385,42 @@ impl Control {
                 while let Ok(request) = requests.try_recv() {
                     self.on_request(request);
                 }
-                self.answer_all_askers();
-                let (given_up, departure) = (self.tell_end().await, self.departure());
-                return self.end(given_up, departure);
+                return self.end().await;
             }
+        }
+    }
+
+    fn has_sessions(&self) -> bool {
+        self.core.sessions().iter().next().is_some()
+    }
+
+    /// Whether something is to be tried again.
+    fn owes(&mut self) -> bool {
+        self.persister.owes_losses() || self.groups.owes_mail() || self.core.lines().owes()
+    }
+
+    fn on_tick(&mut self, now: Instant) {
+        self.core.tick(now);
+        self.persister.note_losses_again();
+        // The number of lines that were left out.
+        while let Some(left_out) = self.core.lines().take_left_out(now) {
+            left_out.log();
         }
     }
 
     /// The poll groups have stopped, and may have given up dirty blocks: notes which data is
     /// durable.
-    fn end(
-        self,
-        given_up: Vec<UnsavedStatus>,
-        mut departure: Option<Departure>,
-    ) -> anyhow::Result<RunEnd> {
-        let (clean, stayed) = (self.is_clean(&given_up), self.core.stayed());
-        let Self { core, groups, losses, persister, .. } = self;
+    async fn end(mut self) -> anyhow::Result<RunEnd> {
+        self.answer_all_askers();
+        let parts = (&self.core, &self.groups);
+        let given_up = self.ends.tell_end(parts, &mut self.events).await;
+        let name = &self.description.name;
+        let left = (self.running.get(), &self.volumes);
+        let mut departure: Option<Departure> = self.upgrades.departure(name, parts, left);
+        let clean = is_clean(&given_up, &self.core, &self.persister);
+        let Self { core, groups, persister, .. } = self;
         let joined = groups.join();
-        let mut lost: Vec<VolumeUuid> = losses.volumes().copied().collect();
+        let mut lost: Vec<VolumeUuid> = persister.losses().collect();
         lost.extend(core.owed_fences());
         // Data that was given up may be lost, even if neither the machine nor the kernel fails: the
         // kernel reports a failed sync once, and no later run hears it.
@@ -440,380 +437,76 @@ impl Control {
         if let Some(departure) = &mut departure {
             departure.leaves.records = records;
         }
+        let stayed = core.stayed();
         joined.map(|_| RunEnd { clean, given_up, stayed, departure })
-    }
-
-    fn on_request(&mut self, request: ToControl) {
-        match request {
-            ToControl::Status(reply) => {
-                if self.rates.ask(Instant::now()) {
-                    self.rates.take(&self.groups, self.core.volumes(), Instant::now());
-                }
-                self.ask_status(reply);
-            }
-            ToControl::StoreFaults(reply) => self.ask_faults(reply),
-            ToControl::Events(after, reply) => {
-                let _ = reply.send(self.events_after(after));
-            }
-            ToControl::Past(reply) => {
-                let Description { instance, started, .. } = self.description;
-                let _ = reply.send(self.sampling.report(instance, started));
-            }
-            ToControl::Drain(reply) => {
-                self.warn_of_stores();
-                self.ends.ask(reply);
-                self.core.drain(Instant::now());
-            }
-            ToControl::MayUpgrade(forced, reply) => {
-                let _ = reply.send(self.may_upgrade(forced));
-            }
-            ToControl::Upgrade(agreed) => self.begin_upgrade(*agreed),
-            ToControl::Hosts(hosts, reading, reply) => {
-                let _ = reply.send(self.let_in_only(&hosts, reading));
-            }
-            ToControl::LimitHost(name, limits, reply) => {
-                let _ = reply.send(self.limit_host(&name, limits));
-            }
-            ToControl::Running(reply) => {
-                let _ = reply.send(Box::new(self.volumes.running().clone()));
-            }
-            ToControl::Judge(changes, reply) => {
-                let faults = changes.iter().filter_map(|change| self.judge(change).err());
-                let _ = reply.send(faults.collect());
-            }
-            ToControl::Change { change, alone, reply } => self.change(&change, alone, reply),
-            ToControl::CloseToOthers { name, which, close, reply } => {
-                let _ = reply.send(self.close_to_others(&name, which, close));
-            }
-            ToControl::BeginTrace(volume, slower, reply) => {
-                let begun = match self.volume_named(&volume).map(Arc::clone) {
-                    Some(volume) => self.traces.begin(&volume, slower, &mut self.groups),
-                    None => Err(Refusal::no_volume(&volume)),
-                };
-                if let Err(Ok(begun)) = reply.send(begun) {
-                    // The client is gone already.
-                    self.traces.end(begun.number(), &mut self.groups);
-                }
-            }
-            ToControl::EndTrace(number) => self.traces.end(number, &mut self.groups),
-            ToControl::HostOf(session, reply) => {
-                let session = self.core.sessions().get(session);
-                let host = session.map_or_else(String::new, |s| s.host_name.to_string());
-                let _ = reply.send(host);
-            }
-            ToControl::Kick(whom, reply) => {
-                let _ = reply.send(self.kick(&whom));
-            }
-        }
-    }
-
-    /// Lets in these hosts and no others, unless those in force were read later. Returns the names
-    /// of the hosts that lost sessions.
-    fn let_in_only(
-        &mut self,
-        hosts: &[HostConfig],
-        reading: Reading,
-    ) -> Result<Vec<String>, String> {
-        if reading < self.hosts_of {
-            tracing::info!(
-                "the hosts were read anew meanwhile: those that were read before are not used"
-            );
-            return Ok(Vec::new());
-        }
-        let configured = hosts.to_vec();
-        let hosts = Hosts::new(hosts).map_err(|error| error.to_string())?;
-        self.volumes.running_mut().hosts = configured;
-        self.hosts_of = reading;
-        let ended = self.core.set_hosts(hosts, Instant::now());
-        let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
-        tracing::info!(?ended, "hosts were reloaded");
-        Ok(ended)
-    }
-
-    /// Changes the limits of a host among those in force now. Returns its entry.
-    fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, Refusal> {
-        let (hosts, host) = requests::reconfigure::limited(self.volumes.running(), name, limits)?;
-        self.let_in_only(&hosts, self.hosts_of)?;
-        Ok(host)
-    }
-
-    /// Closes a volume to hosts that do not have it open, or (false) opens it to all again. Returns
-    /// the volume's index and its users.
-    fn close_to_others(
-        &mut self,
-        name: &str,
-        which: Option<VolumeIndex>,
-        close: bool,
-    ) -> Option<(VolumeIndex, Vec<String>)> {
-        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name)?;
-        let index = volume.index;
-        if which.is_some_and(|which| which != index) {
-            return None;
-        }
-        self.core.close_to_others(index, close);
-        Some((index, self.core.users(index)))
-    }
-
-    /// Ends the sessions of a host or a peer, or the session of that number. Returns their names.
-    fn kick(&mut self, whom: &str) -> Result<Vec<String>, String> {
-        let name = |session: &Session| {
-            (session.index, format!("{} ({})", session.host_name, session.peer))
-        };
-        let meant = peers::whom::meant(self.core.sessions().iter(), whom)?;
-        let meant: Vec<_> = meant.into_iter().map(name).collect();
-        let now = Instant::now();
-        let kicked = meant.into_iter().filter(|(session, _)| self.core.kick(*session, now));
-        Ok(kicked.map(|(_, name)| name).collect())
-    }
-
-    /// Handles a connect request.
-    fn admit(&mut self, incoming: Incoming) {
-        let peer = incoming.peer();
-        let asked = match HelloRequest::from_wire(&incoming.hello().0) {
-            Ok(asked) => asked,
-            Err(error) => {
-                let text = error.to_string();
-                if self.core.lines().may_say(PeerLine::Refused, &peer, &text, Instant::now()) {
-                    tracing::warn!(peer, error = text, "refused a connection");
-                }
-                return incoming.reject(&refusal(RejectReason::Malformed, &text));
-            }
-        };
-        if self.devices.find(&incoming.device()).is_none() {
-            return self.come_by_new_device(incoming);
-        }
-        match self.grant(&incoming, &asked, &peer) {
-            Ok(granted) => self.connect(incoming, &asked, granted),
-            Err(refused) => {
-                log_refusal(self.core.lines(), &asked, &peer, &refused);
-                incoming.reject(&refusal(refused.reason, &refused.text));
-            }
-        }
-    }
-
-    /// Warns if sessions leave few files to be opened.
-    fn look_at_file_room(&mut self) {
-        let connections = self.core.sessions().iter().map(|session| session.connections());
-        let files = connections.map(wide64).sum::<u64>().saturating_add(FILES_BESIDES);
-        if let Some(warning) = self.files.look(files) {
-            tracing::warn!("{warning}");
-        }
-    }
-
-    /// Decides whether a connection is made. If so, it counts at once.
-    fn grant(
-        &mut self,
-        incoming: &Incoming,
-        asked: &HelloRequest,
-        peer: &str,
-    ) -> Result<Granted, ConnectRefusal> {
-        let Description { limits, instance, .. } = self.description;
-        let house = House { limits, instance, requires_proof: self.core.requires_proof() };
-        let device = incoming.device();
-        let accept = connect::admission::agree(asked, &house, &device)?;
-        let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
-            // The line in the log about the refusal contains this.
-            no_room(format!("cannot serve by this device: {error}"))
-        })?;
-        let mut fresh = [0; 16];
-        getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
-        let knock = Knock {
-            asked,
-            introduction: connect::admission::introduction(incoming, &accept)?,
-            peer,
-            memory_bytes: wide64(connect::admission::memory_bytes(&accept, asked.kind, &device)),
-            fresh: SessionId(fresh),
-            is_encrypted: accept.features.has(Features::ENCRYPT),
-        };
-        let admitted = self.core.connect(&knock, Instant::now())?;
-        if admitted.queue.is_some() {
-            self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
-        }
-        let group = self.groups.for_connection(admitted.session, admitted.queue);
-        let whose = self.payer(&admitted, peer);
-        let entries = connect::admission::cq_entries(&accept, asked.kind);
-        let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
-        let made = connect::admission::reads_out(incoming, asked).and_then(|reads_out| {
-            let taken = match admitted.is_stranger {
-                true => self.shares.take_for_stranger(admitted.id, cq, whose, entries, capacity),
-                false => self.shares.take(admitted.id, cq, whose, entries, capacity),
-            };
-            taken.map_err(ConnectRefusal::from)?;
-            let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
-            Ok((reads_out, poller))
-        });
-        match made {
-            Ok((reads_out, (pd, poller))) => {
-                let ack_timeout = self.ack_timeout(admitted.session);
-                let spares = admitted.queue.is_none().then(|| self.devices.spares(place));
-                Ok(Granted {
-                    accept,
-                    admitted,
-                    place,
-                    group,
-                    reads_out,
-                    ack_timeout,
-                    pd,
-                    spares,
-                    poller,
-                })
-            }
-            Err(refused) => {
-                self.gone(admitted.id);
-                Err(refused)
-            }
-        }
-    }
-
-    /// How long a device waits for an acknowledgement of a host. On InfiniBand the kernel would
-    /// take the subnet manager's value, for this end alone. Before LOGIN no `detect` of the host is
-    /// known.
-    fn ack_timeout(&self, session: SessionIndex) -> AckTimeout {
-        if let Some(time) = self.volumes.running().ack_timeout {
-            return AckTimeout::of(time.get());
-        }
-        let session = self.core.sessions().get(session);
-        AckTimeout::within(session.map_or(ConnectOptions::default().detect, |s| s.detect))
-    }
-
-    /// The account for the CQ entries of a new connection: the address that it comes from, as long
-    /// as it has not proven its session.
-    fn payer(&self, admitted: &Admitted, peer: &str) -> Payer {
-        let session = self.core.sessions().get(admitted.session);
-        let account = session.filter(|_| admitted.secret.is_none()).map(|s| s.account.clone());
-        account.unwrap_or_else(|| Payer::Origin(Origin::of(peer)))
-    }
-
-    /// Tells the poll groups the host of a session that begins or comes back.
-    fn place_host(&mut self, session: SessionIndex) {
-        let Some(whose) = self.core.sessions().get(session).map(|s| s.account.clone()) else {
-            return;
-        };
-        if let Some(host) = self.host_places.put(session, whose) {
-            self.groups.notify(Notice::Host { session, host });
-        }
-    }
-
-    /// Books the CQ entries of a connection on the host that it has proven.
-    ///
-    /// # Errors
-    /// The host has no room in the CQ: the entries stay booked on the address.
-    fn book(&mut self, id: AdmissionId, session: SessionIndex) -> Result<(), NoEntries> {
-        let Self { core, shares, devices, .. } = self;
-        let Some(session) = core.sessions().get(session) else { return Ok(()) };
-        let capacity = |cq: CqPlace| devices.cq_entries(cq.device);
-        shares.book_on(id, session.account.clone(), capacity)
-    }
-
-    /// Ends a proven connection because its host has no room for it in the CQ.
-    fn end_too_much(&mut self, connection: ConnectionRef, session: SessionIndex, why: &NoEntries) {
-        let (host, peer) = self
-            .core
-            .sessions()
-            .get(session)
-            .map(|session| (session.host_name, session.peer.clone()))
-            .unzip();
-        let (of, text) = (peer.as_deref().unwrap_or_default(), why.text());
-        if self.core.lines().may_say(PeerLine::Refused, of, text, Instant::now()) {
-            let host = host.map(tracing::field::display);
-            tracing::warn!(host, peer, text, "ending a connection that its host may not have");
-        }
-        self.groups.send(connection.group, ToGroup::Expel { connection: connection.connection });
-    }
-
-    /// Ends a connection that lost its place to another one.
-    fn evict(&mut self, admission: AdmissionId) {
-        if self.making.end_one(admission) {
-            return;
-        }
-        if let Some(CqPlace { group, .. }) = self.shares.cq_of(admission) {
-            self.groups.send(group, ToGroup::Evict { admission });
-        }
-    }
-
-    /// Removes a connection after the last use of its resources.
-    fn gone(&mut self, id: AdmissionId) {
-        self.shares.gone(id);
-        self.core.gone(id, Instant::now());
-        let sessions = self.core.sessions();
-        self.tally.ended(id, |session| sessions.get(session).is_some());
-    }
-
-    /// Hands a connection to its poll group. If the poll group does not take it, it is destroyed
-    /// and reported as ended: its session must not wait for it.
-    fn hand_over(&self, group: usize, connection: ToGroup) {
-        if let Some(ToGroup::AddConnection { connection, params, .. }) =
-            self.groups.try_send(group, connection)
-        {
-            let gone = Destroyed::Connection { admission: params.admission };
-            self.destroyer.destroy(Some(connection), params, gone);
-        }
     }
 
     /// Carries out the decisions of core.
     fn carry_out(&mut self) {
         while let Some(effect) = self.core.next_effect() {
-            match effect {
-                Effect::Reply { to, tag, status, value, payload } => {
-                    let connection = to.connection;
-                    let reply = ToGroup::Reply { connection, tag, status, value, payload };
-                    self.groups.send(to.group, reply);
-                }
-                Effect::Adopt { connection: to, admission, session, epoch, silence } => {
-                    self.place_host(session);
-                    // An admin connection is small, and its host may log in: if the host has no
-                    // room in the CQ, the connection stays booked on its address.
-                    let _ = self.book(admission, session);
-                    self.look_at_file_room();
-                    let connection = to.connection;
-                    let adopt = ToGroup::Adopt { connection, session, epoch, silence };
-                    self.groups.send(to.group, adopt);
-                }
-                Effect::Expel { connection: to } => {
-                    self.groups.send(to.group, ToGroup::Expel { connection: to.connection });
-                }
-                Effect::Evict { admission } => self.evict(admission),
-                Effect::LimitHost { session, limits } => self.groups.limit_host(session, &limits),
-                Effect::All(notice) => {
-                    if let Notice::EndConnections { session, before } = notice {
-                        self.making.end_connections(session, before);
-                    }
-                    if let Notice::ForgetSession { session } = notice {
-                        self.host_places.end(session);
-                    }
-                    self.groups.notify(notice);
-                }
-                Effect::Persist { ticket, record } => {
-                    if let Some(result) = self.persister.persist(ticket, record) {
-                        self.core.persisted(ticket, result);
-                    }
-                }
-                Effect::Settle { ticket, volume } => {
-                    self.settling.begin(ticket, volume, &mut self.groups)
-                }
-                Effect::Step(step) => self.begin_step(step),
-                Effect::GiveUpStep => self.give_up_step(),
-                Effect::GivenUp(why) => self.given_up(why),
-                Effect::Altered(result) => self.changed(result),
-                Effect::StopGroups => {
-                    self.making.end_all();
-                    self.groups.stop();
-                }
-            }
+            self.carry_out_one(effect);
         }
         while let Some(what) = self.core.next_occurrence() {
-            self.happened(what);
+            self.events.happened(what);
+        }
+    }
+
+    fn carry_out_one(&mut self, effect: Effect) {
+        let Self { core, groups, reception, volumes, running, persister, events, .. } = self;
+        match effect {
+            Effect::Reply { to, tag, status, value, payload } => {
+                let connection = to.connection;
+                let reply = ToGroup::Reply { connection, tag, status, value, payload };
+                groups.send(to.group, reply);
+            }
+            Effect::Adopt { connection: to, admission, session, epoch, silence } => {
+                reception.adopted(session, admission, core, groups);
+                let connection = to.connection;
+                groups.send(to.group, ToGroup::Adopt { connection, session, epoch, silence });
+            }
+            Effect::Expel { connection: to } => {
+                groups.send(to.group, ToGroup::Expel { connection: to.connection });
+            }
+            Effect::Evict { admission } => reception.evict(admission, groups),
+            Effect::LimitHost { session, limits } => groups.limit_host(session, &limits),
+            Effect::All(notice) => {
+                if let Notice::EndConnections { session, before } = notice {
+                    reception.end_connections(session, before);
+                }
+                if let Notice::ForgetSession { session } = notice {
+                    reception.session_ended(session);
+                }
+                groups.notify(notice);
+            }
+            Effect::Persist { ticket, record } => {
+                if let Some(result) = persister.persist(ticket, record) {
+                    core.persisted(ticket, result);
+                }
+            }
+            Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
+            Effect::Step(step) => {
+                volumes.begin_step(step, core, groups, (reception.devices_mut(), persister));
+            }
+            Effect::GiveUpStep => volumes.give_up_step(),
+            Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
+            Effect::Altered(result) => volumes.changed(result, core, groups, (running, persister)),
+            Effect::StopGroups => {
+                reception.end_all();
+                groups.stop();
+            }
         }
     }
 
     fn on_group(&mut self, message: FromGroup) {
+        let Self { core, groups, reception, volumes, persister, events, .. } = self;
         match message {
             FromGroup::Admin { group, connection, admission, command, body } => {
                 let from = ConnectionRef { group, connection };
-                self.core.command(from, admission, &command, &body, Instant::now());
+                core.command(from, admission, &command, &body, Instant::now());
             }
             FromGroup::Proven { group, connection, admission } => {
-                self.on_proven(ConnectionRef { group, connection }, admission);
+                let from = ConnectionRef { group, connection };
+                reception.proven(from, admission, core, groups);
             }
             FromGroup::ConnectionGone {
                 admission,
@@ -826,94 +519,55 @@ impl Control {
             } => {
                 let (number, epoch) = (admission.0, epoch.0);
                 tracing::debug!(connection = number, ?kind, epoch, reason, "connection gone");
-                let gone = Destroyed::Connection { admission };
-                self.destroyer.destroy(connection, memory, gone);
+                reception.connection_gone(admission, connection, memory);
             }
             FromGroup::Ended { group, connection, qp } => {
-                self.destroyer.destroy(qp, (), Destroyed::Qp { group, connection });
+                reception.destroy_qp(ConnectionRef { group, connection }, qp);
             }
-            FromGroup::PollerBroken { group, poller } => self.on_poller_broken(group, poller),
+            FromGroup::PollerBroken { group, poller } => {
+                let device = reception.poller_broke(group, poller);
+                events.poller_broke(group, &device);
+            }
             FromGroup::PollerGone { group, place, poller, memory } => {
-                self.devices.poller_gone(group, place, poller, memory);
+                reception.devices_mut().poller_gone(group, place, poller, memory);
             }
-            FromGroup::LostWrites { volume, backing } => self.on_lost_writes(volume, backing),
-            FromGroup::StoreFailed(failure) => self.on_store_failed(failure),
-            FromGroup::SlowIo { group, slow } => self.on_slow_io(group, &slow),
-            FromGroup::Stepped { group, ticket, result } => self.stepped(group, ticket, result),
-            FromGroup::Settled { ticket, result, .. } => {
-                if let Some(result) = self.settling.ended(ticket, result) {
-                    self.core.settled(ticket, result);
+            FromGroup::LostWrites { volume, backing } => {
+                match core.volume(volume) {
+                    Some(volume) => persister.lost(volume.uuid, Some(backing)),
+                    // The volume was given up, as its record says.
+                    None => backing.loss_noted(),
                 }
+                events.lost_writes(volume, core);
             }
-            FromGroup::Refused { group, unsaved } => self.on_refused(group, unsaved),
-            FromGroup::Stopped { group, unsaved, error } => {
-                self.groups.stopped(group, unsaved, error);
+            FromGroup::StoreFailed(failure) => {
+                events.store_failed(&failure, core);
+                // The cause may be the file: cut, or read-only.
+                self.watch.look_at_stores(volumes.backings());
             }
-        }
-    }
-
-    fn on_proven(&mut self, from: ConnectionRef, admission: AdmissionId) {
-        let Some(session) = self.core.proved(from, admission, Instant::now()) else { return };
-        if let Err(why) = self.book(admission, session) {
-            self.end_too_much(from, session, &why);
+            FromGroup::SlowIo { group, slow } => events.slow_io(group, &slow, core),
+            FromGroup::Stepped { group, ticket, result } => {
+                volumes.stepped(group, ticket, result, core);
+            }
+            FromGroup::Settled { ticket, result, .. } => volumes.settled(ticket, result, core),
+            FromGroup::Refused { group, unsaved } => {
+                self.ends.on_refused(group, unsaved, (core, groups), events);
+            }
+            FromGroup::Stopped { group, unsaved, error } => groups.stopped(group, unsaved, error),
         }
     }
 
     /// The outcome of a write to the records for the next run.
     fn on_record(&mut self, news: RecordOutcome) {
+        let Self { core, volumes, persister, .. } = self;
         match news {
-            RecordOutcome::Holder(ticket, result) => self.core.persisted(Ticket(ticket), result),
-            RecordOutcome::Serve(ticket, result) => self.on_served(StepTicket(ticket), result),
-            RecordOutcome::Lower(ticket, result) => self.on_lowered(StepTicket(ticket), result),
-            RecordOutcome::Loss(volume, noted) => {
-                if self.losses.ended(&volume, noted) {
-                    self.note_loss(volume);
-                }
+            RecordOutcome::Holder(ticket, result) => core.persisted(Ticket(ticket), result),
+            RecordOutcome::Serve(ticket, result) => {
+                volumes.on_served(StepTicket(ticket), result, core, persister);
             }
-        }
-    }
-
-    fn note_loss(&mut self, volume: VolumeUuid) {
-        if !self.persister.lose(volume) {
-            let _ = self.losses.ended(&volume, false);
-        }
-    }
-
-    fn note_losses_again(&mut self) {
-        self.losses.due().into_iter().for_each(|volume| self.note_loss(volume));
-    }
-
-    /// Logs the number of lines that were left out.
-    fn tell_left_out(&mut self, now: Instant) {
-        while let Some(left_out) = self.core.lines().take_left_out(now) {
-            left_out.log();
-        }
-    }
-
-    fn on_lost_writes(&mut self, volume: VolumeIndex, backing: Arc<Backing>) {
-        let uuid = self.core.volumes().iter().find(|served| served.index == volume);
-        match uuid.map(|served| served.uuid) {
-            Some(uuid) => {
-                if self.losses.lost(uuid, Some(backing)) {
-                    self.note_loss(uuid);
-                }
+            RecordOutcome::Lower(ticket, result) => {
+                volumes.on_lowered(StepTicket(ticket), result, core);
             }
-            // The volume was given up, as its record says.
-            None => backing.loss_noted(),
-        }
-        let volume = self.name_of(volume);
-        tracing::error!(
-            ?volume,
-            "the store could not make acknowledged writes durable: every later flush of the volume fails; mend the \
-             disk or file system, then restart the target"
-        );
-        self.tell_lost_writes(volume);
-    }
-
-    fn on_destroyed(&mut self, destroyed: Destroyed) {
-        match destroyed {
-            Destroyed::Connection { admission } => self.gone(admission),
-            Destroyed::Qp { group, connection } => self.groups.qp_destroyed(group, connection),
+            RecordOutcome::Loss(volume, noted) => persister.loss_noted(volume, noted),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! [`Persister`]: makes the records for the next run durable for control, and brings back the
-//! outcomes. The start is here too: the records that earlier runs left, and the volumes that have
-//! another store now.
+//! outcomes. Losses of acknowledged writes are noted until that is done. The start is here too: the
+//! records that earlier runs left, and the volumes that have another store now.
 
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,10 +13,11 @@ use tokio::sync::mpsc;
 use super::ControlParts;
 use super::core::Ticket;
 use crate::record::holders::{HolderRecord, Holders, ServedFrom, VolumeUuid};
+use crate::record::losses::LossNotes;
 use crate::record::{
     AtRisk, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume, StateDirectory,
 };
-use crate::store::StoreIdentity;
+use crate::store::{Backing, StoreIdentity};
 use crate::volume::Placement;
 
 /// The records of this run's volumes, on their way to the disk.
@@ -26,6 +28,7 @@ pub(super) struct Persister {
     // Until the run begins, with the volumes that it will serve.
     loaded: Option<(Records, Vec<ServedVolume>)>,
     news: mpsc::UnboundedReceiver<RecordOutcome>,
+    losses: LossNotes,
 }
 
 impl Persister {
@@ -65,7 +68,8 @@ impl Persister {
                  initiator that comes back is let in even if another host held its volume meanwhile"
             );
         }
-        Ok((Self { keeping, writer, loaded: Some((records, served)), news }, holders))
+        let losses = LossNotes::default();
+        Ok((Self { keeping, writer, loaded: Some((records, served)), news, losses }, holders))
     }
 
     /// Makes durable that hosts may write now. Call it when nothing of the start can fail any more,
@@ -128,10 +132,45 @@ impl Persister {
         self.writer.lower_risk(number, volume, risk).then_some(()).ok_or_else(gone)
     }
 
-    /// Begins to note that acknowledged writes of a volume may be lost. Returns whether the outcome
-    /// comes from [`Self::next`].
-    pub(super) fn lose(&self, volume: VolumeUuid) -> bool {
-        self.writer.lose(volume)
+    /// Acknowledged writes of a volume are lost, and that is to be noted. The flushes of its store,
+    /// if that reports them, wait for the note.
+    pub(super) fn lost(&mut self, volume: VolumeUuid, backing: Option<Arc<Backing>>) {
+        if self.losses.lost(volume, backing) {
+            self.note_loss(volume);
+        }
+    }
+
+    /// A volume is served anew, with a new verifier.
+    pub(super) fn forget_loss(&mut self, volume: &VolumeUuid) {
+        self.losses.forget(volume);
+    }
+
+    /// The loss of a volume was noted, or not.
+    pub(super) fn loss_noted(&mut self, volume: VolumeUuid, noted: bool) {
+        if self.losses.ended(&volume, noted) {
+            self.note_loss(volume);
+        }
+    }
+
+    /// Notes the losses again that could not be noted.
+    pub(super) fn note_losses_again(&mut self) {
+        self.losses.due().into_iter().for_each(|volume| self.note_loss(volume));
+    }
+
+    fn note_loss(&mut self, volume: VolumeUuid) {
+        if !self.writer.lose(volume) {
+            let _ = self.losses.ended(&volume, false);
+        }
+    }
+
+    /// Whether a loss is to be noted again.
+    pub(super) fn owes_losses(&self) -> bool {
+        self.losses.owes()
+    }
+
+    /// The volumes that lost acknowledged writes in this run.
+    pub(super) fn losses(&self) -> impl Iterator<Item = VolumeUuid> {
+        self.losses.volumes().copied()
     }
 
     /// Begins to compare the records on the disk with those of this run.

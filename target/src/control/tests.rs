@@ -14,7 +14,9 @@ use rblk_protocol::{
 
 use rblk_runtime::spin::SpinMode;
 
-use super::core::Ticket;
+use super::connect::destroy::Destroyed;
+use super::connect::reception::ReceptionNews;
+use super::core::Knock;
 use super::*;
 use crate::cache::{Shard, ShardOptions, Unsaved};
 use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
@@ -110,8 +112,8 @@ fn hello() -> HelloRequest {
     }
 }
 
-#[test]
-fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
+#[tokio::test]
+async fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     let mut control = control(StateDirectory::nothing()).unwrap();
     let knock = Knock {
         asked: &hello(),
@@ -164,11 +166,13 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     let accept = AcceptParams { hello: ConnectionHello(Vec::new()), reads_out: 1, reads_in: 1 };
     let params = Box::new(params);
     let connection = Connection::Soft(near);
-    control.hand_over(0, ToGroup::AddConnection { poller: 0, connection, params, accept });
-    assert_eq!(control.core.strangers(), 1);
-    let destroyed = control.destroyed.try_recv().expect("it is over");
+    let Control { reception, core, groups, .. } = &mut control;
+    let mail = ToGroup::AddConnection { poller: 0, connection, params, accept };
+    reception.hand_over(0, mail, groups);
+    assert_eq!(core.strangers(), 1);
+    let destroyed = reception.next().await.expect("it is over");
     assert_eq!(Arc::strong_count(&region), 1, "and was freed before");
-    control.on_destroyed(destroyed);
+    reception.on_news(destroyed, core, groups);
     assert_eq!(control.core.strangers(), 0);
 }
 
@@ -204,7 +208,7 @@ fn ended_groups() -> Vec<GroupHandle> {
 }
 
 fn place(control: &mut Control, device: &Device) -> rblk_fabric::Result<usize> {
-    control.devices.place(device, &mut control.groups)
+    control.reception.devices_mut().place(device, &mut control.groups)
 }
 
 fn cq(
@@ -212,7 +216,7 @@ fn cq(
     place: usize,
     group: usize,
 ) -> Result<(ProtectionDomain, PollerHandle), String> {
-    control.devices.poller(place, group, &mut control.groups)
+    control.reception.devices_mut().poller(place, group, &mut control.groups)
 }
 
 #[test]
@@ -225,7 +229,7 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
     assert_eq!(place(&mut control, &one).unwrap(), 0, "it is known");
     cq(&mut control, 0, 1).unwrap();
     // One of the two breaks. No connection is made there before its QPs are destroyed.
-    control.devices.poller_broke(1, 0);
+    control.reception.devices_mut().poller_broke(1, 0);
     let refused = cq(&mut control, 0, 1).unwrap_err();
     assert!(refused.contains("connect again"), "{refused}");
     cq(&mut control, 0, 0).expect("the other poll group's");
@@ -238,18 +242,18 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
         (pd.poller(8).unwrap().0, Some(memory))
     };
     let (poller, memory) = remains();
-    control.devices.poller_gone(1, 0, poller, memory);
+    control.reception.devices_mut().poller_gone(1, 0, poller, memory);
     cq(&mut control, 0, 1).expect("a new one");
     // Both break, as when the device is gone. The next device gets its place.
     for group in [0, 1] {
-        control.devices.poller_broke(group, 0);
+        control.reception.devices_mut().poller_broke(group, 0);
     }
     for group in [0, 1] {
-        assert!(control.devices.has(0), "the QPs of group {group} are not destroyed");
+        assert!(control.reception.devices().has(0), "the QPs of group {group} are not destroyed");
         let (poller, memory) = remains();
-        control.devices.poller_gone(group, 0, poller, memory);
+        control.reception.devices_mut().poller_gone(group, 0, poller, memory);
     }
-    assert!(!control.devices.has(0), "nothing of it is kept");
+    assert!(!control.reception.devices().has(0), "nothing of it is kept");
     assert!(cq(&mut control, 0, 0).unwrap_err().contains("gone"));
     let third = Device::Soft(Network::new(3).device());
     assert_eq!(place(&mut control, &third).unwrap(), 0);
@@ -265,7 +269,8 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
 fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
     let mut control = control_of(StateDirectory::nothing(), ended_groups(), Vec::new()).unwrap();
     let connection = ConnectionId { index: 3, generation: 9 };
-    control.on_destroyed(Destroyed::Qp { group: 1, connection });
+    let destroyed = ReceptionNews::Destroyed(Destroyed::Qp { group: 1, connection });
+    control.reception.on_news(destroyed, &mut control.core, &mut control.groups);
     control.groups.deliver();
     let kept: Vec<_> = control.groups.kept(1).collect();
     let told =
@@ -277,7 +282,7 @@ fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
 fn an_accepted_login_checks_the_room_for_files() {
     let mut control = control_of(StateDirectory::nothing(), ended_groups(), Vec::new()).unwrap();
     let tcp = ["tcp://192.0.2.1:7721".to_owned()];
-    control.files = FileRoom::new(Some(1), &tcp);
+    *control.reception.files() = FileRoom::new(Some(1), &tcp);
     let knock = Knock {
         asked: &hello(),
         introduction: None,
@@ -300,7 +305,7 @@ fn an_accepted_login_checks_the_room_for_files() {
     control.core.command(from, admitted.id, &command, &login.to_wire(), Instant::now());
     control.carry_out();
     assert_eq!(control.core.sessions().iter().count(), 1);
-    assert_eq!(control.files.look(u64::MAX), None, "it was told already");
+    assert_eq!(control.reception.files().look(u64::MAX), None, "it was told already");
 }
 
 /// A control of target `t` that serves no volume.
@@ -387,8 +392,9 @@ fn hosts_that_were_read_before_those_in_force_are_not_used() {
     let mut control = control(StateDirectory::nothing()).unwrap();
     let named = |name: &str| vec![HostConfig::new(name, Vec::new(), Vec::new())];
     let mut in_force = |name: &str, reading| {
-        control.let_in_only(&named(name), Reading(reading)).unwrap();
-        control.volumes.running().hosts[0].name.clone()
+        let Control { running, core, .. } = &mut control;
+        running.let_in_only(&named(name), Reading(reading), core).unwrap();
+        running.get().hosts[0].name.clone()
     };
     assert_eq!(in_force("a", 1), "a");
     assert_eq!(in_force("more-of-a", 1), "more-of-a", "a reload comes in two parts");
@@ -400,13 +406,15 @@ fn hosts_that_were_read_before_those_in_force_are_not_used() {
 #[test]
 fn a_volume_that_rights_name_is_not_removed() {
     let mut control = control(StateDirectory::nothing()).unwrap();
-    let running = control.volumes.running_mut();
+    let running = control.running.get_mut();
     running.volumes.push(VolumeConfig::file("v", "/srv/v.img"));
     running.hosts.push(HostConfig::new("db1", Vec::new(), vec!["v:rw".parse().unwrap()]));
     let mut removed = |alone| {
         let removal = VolumeChange::Remove { name: "v".to_owned(), which: None, force: false };
         let (reply, mut answer) = oneshot::channel();
-        control.change(&removal, alone, reply);
+        let Control { volumes, core, running, persister, .. } = &mut control;
+        let order = (removal, ChangeFiles::default(), alone);
+        volumes.change(order, core, (running, persister), reply);
         answer.try_recv()
     };
     let refused = removed(true).unwrap().unwrap_err();
@@ -418,7 +426,7 @@ fn a_volume_that_rights_name_is_not_removed() {
 #[tokio::test]
 async fn data_given_up_at_the_end_is_an_event_and_the_end_is_not_clean() {
     let mut control = control(StateDirectory::nothing()).unwrap();
-    assert!(control.is_clean(&[]));
+    assert!(is_clean(&[], &control.core, &control.persister));
     let cause = "No space left on device (os error 28)".to_owned();
     let unsaved = vec![Unsaved { volume: VolumeIndex(0), dirty_bytes: 2 << 20, cause }];
     control.on_group(FromGroup::Refused { group: 0, unsaved: unsaved.clone() });
@@ -426,9 +434,10 @@ async fn data_given_up_at_the_end_is_an_event_and_the_end_is_not_clean() {
     for group in 0..2 {
         control.on_group(FromGroup::Stopped { group, unsaved: unsaved.clone(), error: None });
     }
-    let given_up = control.tell_end().await;
+    let Control { ends, core, groups, events, .. } = &mut control;
+    let given_up = ends.tell_end((core, groups), events).await;
     assert_eq!((given_up.len(), given_up[0].dirty_bytes), (1, 4 << 20), "of both groups");
-    assert!(!control.is_clean(&given_up));
+    assert!(!is_clean(&given_up, &control.core, &control.persister));
     let events = control.events_after(0).events;
     let told: Vec<_> = events.iter().map(|event| (event.kind, event.volume.as_deref())).collect();
     let volume = Some(given_up[0].volume.as_str());

@@ -5,10 +5,10 @@
 //! | --- | --- |
 //! | [`Run::load`] | `Persister::open` |
 //! | [`Run::begin`] | `Persister::begin`, `Control::begin` |
-//! | [`Run::record`] | `Change::Serve`, `Control::on_served` |
-//! | [`Run::note_safe`] | `Control::begin_lower` |
-//! | [`Run::lose`] | `Control::on_lost_writes`, `LossNotes` |
-//! | [`Run::take_back`] | `Control::changed`, of an addition that failed |
+//! | [`Run::record`] | `Change::Serve`, `Volumes::on_served` |
+//! | [`Run::note_safe`] | `Volumes::begin_lower` |
+//! | [`Run::lose`] | `Persister::lost`, `LossNotes` |
+//! | [`Run::take_back`] | `Volumes::changed`, of an addition that failed |
 //! | [`Run::hold`] | `Change::Holder` |
 //! | [`Run::end`] | `Control::end`, `Persister::end` |
 

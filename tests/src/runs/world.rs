@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use rblk_config::VolumeConfig;
 use rblk_rig::seed::Random;
-use rblk_target::control::core::{Effect, VolumeOrder};
+use rblk_target::control::core::{Effect, VolumeChange};
 use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::record::AtRisk;
 use rblk_target::volume::{CacheMode, Volume};
@@ -543,9 +544,10 @@ impl World {
         };
         let (old, is_for_reading) = (Arc::clone(&serving.volume), serving.is_for_reading);
         let mut config = serving.config();
+        let name = old.name.to_string();
         let order = match self.random.index(8) {
-            0 => VolumeOrder::Snapshot(old),
-            1 => VolumeOrder::WriteBack(old.index),
+            0 => (VolumeChange::Snapshot { name }, old),
+            1 => (VolumeChange::WriteBack { name }, old),
             change => {
                 match change {
                     2 | 3 => config.cache = MODES[self.random.index(3)],
@@ -557,7 +559,7 @@ impl World {
                     return;
                 }
                 let volume = volume(number, old.index.0, config);
-                VolumeOrder::Alter { volume, shrink: true }
+                (VolumeChange::Resize { name, size: None, shrink: true }, volume)
             }
         };
         self.change(number, order);
@@ -571,7 +573,8 @@ impl World {
             return;
         };
         let volume = volume(number, run.next_index(), config);
-        self.change(number, VolumeOrder::Add(volume));
+        let config = VolumeConfig::file(volume.name.as_str(), "/srv/v.img");
+        self.change(number, (VolumeChange::Add(config), volume));
     }
 
     fn remove(&mut self) {
@@ -580,17 +583,18 @@ impl World {
         let Some(serving) = self.run.as_ref().and_then(|run| run.served.get(&number)) else {
             return;
         };
-        let volume = serving.volume.index;
-        self.change(number, VolumeOrder::Remove { volume, force });
+        let volume = Arc::clone(&serving.volume);
+        let name = volume.name.to_string();
+        self.change(number, (VolumeChange::Remove { name, which: None, force }, volume));
     }
 
-    /// Carries out an order, step by step.
-    fn change(&mut self, number: usize, order: VolumeOrder) {
-        self.tell(|| format!("  v{number}: {order:?}"));
+    /// Carries out a change that makes a volume, step by step.
+    fn change(&mut self, number: usize, (change, volume): (VolumeChange, Arc<Volume>)) {
+        self.tell(|| format!("  v{number}: {change:?} {volume:?}"));
         let before = self.run.as_ref().and_then(|run| run.served.get(&number)).cloned();
         let exposed = self.accounts[number].exposed();
         let Some(run) = &mut self.run else { return };
-        if run.core.order(order.clone(), self.now).is_err() {
+        if run.core.change(&change, Arc::clone(&volume), self.now).is_err() {
             return;
         }
         let mut done = Vec::new();
@@ -616,7 +620,9 @@ impl World {
         };
         self.tell(|| format!("  {done:?}: {result:?}, given up: {is_given_up}"));
         self.report.changes[usize::from(result.is_err())] += 1;
-        self.changed(number, &order, result.is_ok());
+        if result.is_ok() {
+            self.changed(number, &change, volume);
+        }
         if result.is_err() {
             self.accounts[number].restore(exposed);
         }
@@ -679,30 +685,30 @@ impl World {
     }
 
     /// Updates the served volumes after a change.
-    fn changed(&mut self, number: usize, order: &VolumeOrder, is_done: bool) {
+    fn changed(&mut self, number: usize, change: &VolumeChange, volume: Arc<Volume>) {
         let Some(run) = &mut self.run else { return };
-        match order {
-            VolumeOrder::Add(volume) if is_done => {
+        match change {
+            VolumeChange::Add(_) => {
                 let verifier = run.verifier(number).expect("it was loaded");
                 let serving = Serving {
-                    volume: Arc::clone(volume),
-                    verifier,
                     is_for_reading: volume.read_only,
                     was_writable: !volume.read_only,
+                    volume,
+                    verifier,
                     is_latched: false,
                 };
                 run.served.insert(number, serving);
                 self.accounts[number].served_anew();
             }
-            VolumeOrder::Remove { .. } if is_done => {
+            VolumeChange::Remove { .. } => {
                 for holder in &mut self.holders {
                     holder.claims[number].is_open = false;
                 }
             }
-            VolumeOrder::Alter { volume, .. } if is_done => {
+            VolumeChange::Resize { .. } => {
                 if let Some(serving) = run.served.get_mut(&number) {
                     serving.was_writable |= !volume.read_only;
-                    serving.volume = Arc::clone(volume);
+                    serving.volume = volume;
                 }
             }
             _ => {}

@@ -11,21 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rblk_fabric::{AcceptParams, Connection, Incoming};
 use rblk_protocol::{Epoch, HelloRequest};
 use tokio::sync::mpsc;
 
-use super::admission::{self, Granted, log_refusal, no_room};
-use super::destroy::Destroyed;
-use super::tally;
-use crate::control::Control;
+use super::admission::{self, Granted};
 use crate::control::connect::cq_shares::CqPlace;
 use crate::control::core::Admitted;
-use crate::control::peers::peer_lines::PeerLine;
-use crate::data::connection::{ConnectionParams, progress_max};
-use crate::data::poll_group::ToGroup;
+use crate::data::connection::ConnectionParams;
 use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Threads at most. The kernel and the firmware of a card make few QPs at once.
@@ -181,54 +176,5 @@ impl Making {
     fn end_where(&self, ends: impl Fn(&PendingConnection) -> bool) {
         let ended = self.under_way.iter().filter(|way| ends(way));
         ended.for_each(|way| way.is_wanted.store(false, Ordering::Relaxed));
-    }
-}
-
-impl Control {
-    /// Begins to make the QP of a granted connection.
-    pub(in crate::control) fn connect(
-        &mut self,
-        incoming: Incoming,
-        asked: &HelloRequest,
-        granted: Granted,
-    ) {
-        if granted.admitted.queue.is_none() {
-            self.groups.took_admin();
-        }
-        let detect = self.core.sessions().get(granted.admitted.session).map(|s| s.detect);
-        self.making.begin(incoming, asked, granted, progress_max(detect));
-    }
-
-    /// Hands a connection that was made to its poll group, unless it was ended meanwhile.
-    pub(in crate::control) fn on_made(&mut self, made: Made) {
-        let Some(way) = self.making.end(made.id) else { return };
-        let PendingConnection { admitted, asked, cq, peer, device, is_wanted } = way;
-        let Admitted { id, session, epoch, queue, .. } = admitted;
-        let is_wanted = is_wanted.load(Ordering::Relaxed);
-        let (connection, params, accept) = match made.result {
-            Ok(prepared) => prepared,
-            Err(text) => {
-                self.gone(id);
-                if is_wanted {
-                    log_refusal(self.core.lines(), &asked, &peer, &no_room(text));
-                }
-                return;
-            }
-        };
-        if !is_wanted {
-            tracing::debug!(peer, kind = ?asked.kind, "a connection ended while it was made");
-            let gone = Destroyed::Connection { admission: id };
-            return self.destroyer.destroy(Some(connection), params, gone);
-        }
-        let CqPlace { device: poller, group } = cq;
-        if let Some(queue) = queue {
-            let io = Arc::clone(&params.io);
-            self.tally.add(id, tally::IoConnection { session, queue, group, device, io });
-        }
-        let epoch = epoch.0;
-        if self.core.lines().may_write(PeerLine::Connection, Instant::now()) {
-            tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
-        }
-        self.hand_over(group, ToGroup::AddConnection { poller, connection, params, accept });
     }
 }

@@ -4,17 +4,13 @@
 //! Much memory takes seconds. So a thread does it, and peers that come by the device meanwhile wait
 //! for the end. All others are served as usual.
 
-use std::time::Instant;
-
 use rblk_fabric::{ConnectionHello, Device, FabricError, Incoming};
 use rblk_protocol::RejectReason;
 use tokio::sync::mpsc;
 
-use super::admission::{no_room, refusal};
+use super::admission::refusal;
 use super::devices::{Registered, TargetMemory};
-use crate::control::Control;
 use crate::control::peers::account::Origin;
-use crate::control::peers::peer_lines::PeerLine;
 
 /// Peers that wait for one device, at most. Beyond that, some are refused and have to try again.
 const PEERS_MAX: usize = 64;
@@ -22,8 +18,10 @@ const PEERS_MAX: usize = 64;
 /// A device that the memory was registered with, or why not.
 #[derive(Debug)]
 pub(in crate::control) struct Registration {
-    device: Device,
-    result: Result<Registered, FabricError>,
+    /// The device.
+    pub(super) device: Device,
+    /// The registered memory.
+    pub(super) result: Result<Registered, FabricError>,
 }
 
 /// The devices, and the peers that wait for each.
@@ -41,7 +39,7 @@ impl Registering {
     }
 
     /// Begins to register with the device of a peer, or lets the peer wait for that.
-    fn wait(&mut self, incoming: Incoming, shared: impl FnOnce() -> TargetMemory) {
+    pub(super) fn wait(&mut self, incoming: Incoming, shared: impl FnOnce() -> TargetMemory) {
         let device = incoming.device();
         match self.waiting.iter_mut().find(|(known, _)| known.same_as(&device)) {
             Some((_, peers)) => {
@@ -72,7 +70,7 @@ impl Registering {
     }
 
     /// The peers that waited for a device.
-    fn end(&mut self, device: &Device) -> Vec<Incoming> {
+    pub(super) fn end(&mut self, device: &Device) -> Vec<Incoming> {
         let at = self.waiting.iter().position(|(known, _)| known.same_as(device));
         at.map(|at| self.waiting.swap_remove(at).1).unwrap_or_default()
     }
@@ -89,42 +87,6 @@ fn oldest_of_most(from: &[Origin]) -> usize {
 /// The refusal when the queue is full.
 pub(crate) fn busy() -> ConnectionHello {
     refusal(RejectReason::Crowded, "too many connections are being made: connect again")
-}
-
-impl Control {
-    /// Takes a peer that comes by a device that is not in use yet, if the target may serve by it.
-    pub(in crate::control) fn come_by_new_device(&mut self, incoming: Incoming) {
-        let (device, peer) = (incoming.device(), incoming.peer());
-        if !self.devices.may_serve(&device) {
-            let name = &device.caps().name;
-            if self.core.lines().may_say(PeerLine::Refused, &peer, name, Instant::now()) {
-                tracing::warn!(peer, device = name, "refused a connection: see `devices`");
-            }
-            let text = format!("this target does not serve by {name}: `devices` does not name it");
-            return incoming.reject(&refusal(RejectReason::LimitReached, &text));
-        }
-        self.registering.wait(incoming, || self.devices.shared().clone());
-    }
-
-    /// Serves by a device that has registered the memory, and answers the peers that waited.
-    pub(in crate::control) fn on_registered(&mut self, done: Registration) {
-        let Registration { device, result } = done;
-        let placed = result.and_then(|new| self.devices.take(new, &mut self.groups));
-        let peers = self.registering.end(&device);
-        if let Err(error) = placed {
-            if self.core.lines().may_write(PeerLine::Refused, Instant::now()) {
-                tracing::error!(device = device.caps().name, %error, "cannot serve by this device");
-            }
-            let refused = no_room(error.to_string());
-            for peer in peers {
-                peer.reject(&refusal(refused.reason, &refused.text));
-            }
-            return;
-        }
-        for peer in peers {
-            self.admit(peer);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`Exports`]: the volumes of this run of the target, and its identity.
+//! [`Exports`]: the volumes of this run of the target.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,9 @@ use crate::record::holders::VolumeUuid;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
-/// The volumes and the identity of a run of the target.
+/// The volumes of a run of the target.
 #[derive(Debug)]
 pub(super) struct Exports {
-    name: Name,
     instance: InstanceId,
     // Of volumes with a store, as their records have them.
     verifiers: BTreeMap<VolumeUuid, WriteVerifier>,
@@ -20,8 +19,8 @@ pub(super) struct Exports {
 }
 
 impl Exports {
-    pub(super) fn new(name: Name, instance: InstanceId, volumes: Vec<Arc<Volume>>) -> Self {
-        Self { name, instance, verifiers: BTreeMap::new(), volumes }
+    pub(super) fn new(instance: InstanceId, volumes: Vec<Arc<Volume>>) -> Self {
+        Self { instance, verifiers: BTreeMap::new(), volumes }
     }
 
     /// The verifier of a volume in this run.
@@ -40,16 +39,6 @@ impl Exports {
     /// Exports a volume no longer.
     pub(super) fn remove(&mut self, volume: VolumeIndex) {
         self.volumes.retain(|old| old.index != volume);
-    }
-
-    /// The target's name.
-    pub(super) fn name(&self) -> Name {
-        self.name
-    }
-
-    /// This run.
-    pub(super) fn instance(&self) -> InstanceId {
-        self.instance
     }
 
     /// All volumes.

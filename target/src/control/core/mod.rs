@@ -2,179 +2,91 @@
 //! to it, which volumes it may use, and when a command is answered. Pure: the time is an argument,
 //! and the actions come out as [`Effect`]s.
 //!
+//! Core only puts its parts together. Each part owns its state, and its functions take the other
+//! parts that they need:
+//!
+//! | part | it has |
+//! | --- | --- |
+//! | [`Gate`] | the connections that ask to be let in |
+//! | [`HostSessions`] | the sessions of hosts, their proofs, and their LOGINs |
+//! | [`Holdings`] | the volumes, their holders with the records of them, and the OPENs that wait |
+//! | [`Alterations`] | the change of a volume that is carried out |
+//! | [`Drain`] | the end of the target |
+//! | [`Outbox`] | the decisions that the caller has not taken yet |
+//!
 //! The caller makes one call at a time and then takes the effects, in order, until there is none:
 //! mail to the poll groups must be sent in that order, and behind the connections that were
 //! admitted before. Core promises:
 //!
 //! - A connection that has not logged in changes nothing but the count of strangers
-//!   (`admissions.rs`).
-//! - LOGIN is answered when its session has no connection of an older epoch left (`login.rs`).
-//! - OPEN for writing is answered when three things hold (`open.rs`). Every session that held the
+//!   (`gate/`).
+//! - LOGIN is answered when its session has no connection of an older epoch left (`sessions/`).
+//! - OPEN for writing is answered when three things hold (`holdings/`). Every session that held the
 //!   volume before and lost it has no connection of that time left. The next run of the target
 //!   would know of the change of holder. And all writes of earlier holders are durable.
 //! - Fencing takes effect once the record of the new holder is durable. A take-over that cannot be
 //!   remembered leaves the holder as it is.
 //! - So a command of an earlier holder takes effect before the answer, or never.
-//! - A volume changes while the target runs, and no command sees half of a change (`alter.rs`).
+//! - A volume changes while the target runs, and no command sees half of a change (`alter/`).
 //! - Every wait ends: by its event, or by [`QUIESCE_DEADLINE`].
 
-mod admissions;
-mod allowance;
+mod admin_command;
 mod alter;
-mod async_events;
 mod budget;
-mod changes;
-mod claim;
-mod connect;
+mod commands;
 mod connect_refusal;
 mod draining;
+mod effect;
 mod exports;
-mod given_up;
+mod gate;
+mod holdings;
 mod hosts;
 mod list;
-mod login;
-mod occurrences;
-mod open;
-mod open_settles;
-mod places;
-mod proof;
+mod outbox;
 mod seals;
+mod sessions;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_protocol::width::narrow;
-use rblk_protocol::{
-    CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag, WriteVerifier,
-};
+use rblk_operate::target::events::Occurrence;
+use rblk_protocol::auth::PublicKey;
+use rblk_protocol::{Generation, InstanceId, Name, WriteVerifier};
 
 use crate::control::peers::peer_lines::PeerLines;
-use crate::control::peers::session::{After, Leave, SessionTable};
-use crate::data::poll_group::{Notice, SettleTicket, VolumeStep};
+use crate::control::peers::session::{After, SessionTable};
+use crate::data::poll_group::{Notice, SettleTicket};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::store::StoreIdentity;
 use crate::volume::Volume;
-use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
-use crate::volume::limits::Limiter;
-use rblk_operate::target::events::{EventKind, Occurrence};
+use crate::volume::ids::{AdmissionId, SessionIndex, VolumeIndex};
 
-pub use alter::{OrderError, VolumeOrder};
+pub use alter::{OrderError, VolumeChange};
 pub use budget::Capacity;
-pub use connect::{Admitted, Knock};
 pub use connect_refusal::ConnectRefusal;
 pub use draining::DrainState;
+pub use effect::{ConnectionRef, Effect, Ticket};
+pub use gate::{Admitted, Knock};
 pub use hosts::{Hosts, HostsError};
-pub(crate) use proof::NO_KEYS;
-pub use proof::{AuthConfig, Introduction};
+pub(crate) use sessions::proofs::NO_KEYS;
+pub use sessions::proofs::{AuthConfig, Introduction};
 
-use admissions::{Admissions, Member};
-use alter::Alteration;
-use async_events::AsyncEvents;
-use changes::Changes;
+use alter::Alterations;
 use connect_refusal::refused;
 use draining::Drain;
 use exports::Exports;
-use given_up::OwedFences;
-use login::WaitingLogin;
-use open::WaitingOpen;
-use open_settles::OpenSettles;
-use proof::Proven;
-use seals::{Seals, Unsealed};
+use gate::{Gate, Member};
+use holdings::Holdings;
+use outbox::Outbox;
+use sessions::proofs::Followed;
+use sessions::{HostSessions, TargetIdentity};
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
 /// earlier holders.
 pub(crate) const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
-
-/// The connection of an admin command, which also takes its reply.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct ConnectionRef {
-    /// The poll group.
-    pub group: usize,
-    /// The connection there.
-    pub connection: ConnectionId,
-}
-
-/// The number of an [`Effect::Persist`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ticket(pub u64);
-
-/// An action for the caller.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Effect {
-    /// Answer an admin command. Does nothing if the connection is gone by now.
-    Reply {
-        /// The connection.
-        to: ConnectionRef,
-        /// The command's tag.
-        tag: Tag,
-        /// Outcome.
-        status: Status,
-        /// Value of the response.
-        value: u32,
-        /// Written to the command's descriptor first.
-        payload: Vec<u8>,
-    },
-    /// The LOGIN of an admin connection was accepted: tell its poll group the session.
-    Adopt {
-        /// The connection. May be gone by now; then there is nothing to do.
-        connection: ConnectionRef,
-        /// Its name.
-        admission: AdmissionId,
-        /// Its session.
-        session: SessionIndex,
-        /// Its epoch.
-        epoch: Epoch,
-        /// The connection ends when it is silent for longer.
-        silence: Duration,
-    },
-    /// End a connection that failed its proof, once the replies before are sent.
-    Expel {
-        /// The connection. May be gone by now; then there is nothing to do.
-        connection: ConnectionRef,
-    },
-    /// End a connection that has proven nothing: its place went to a newer one.
-    Evict {
-        /// Its name. The connection may be gone by now; then there is nothing to do.
-        admission: AdmissionId,
-    },
-    /// Tell every poll group the limits per second of the host of a session.
-    LimitHost {
-        /// The session.
-        session: SessionIndex,
-        /// `None`: no limit.
-        limits: Option<Arc<Limiter>>,
-    },
-    /// Tell every poll group.
-    All(Notice),
-    /// Make the record durable, in the order of these effects, and then call [`Core::persisted`],
-    /// now or later. No peer hears of anything that the next run must know before that call.
-    Persist {
-        /// To name in that call.
-        ticket: Ticket,
-        /// The new record.
-        record: HolderRecord,
-    },
-    /// Make durable all writes of hosts to the volume so far, and then call [`Core::settled`].
-    Settle {
-        /// To name in that call.
-        ticket: SettleTicket,
-        /// The volume.
-        volume: VolumeIndex,
-    },
-    /// Carry out a step of the alteration of [`Core::altered`], and then call [`Core::stepped`].
-    Step(VolumeStep),
-    /// The step before has taken too long. Stop waiting for it.
-    GiveUpStep,
-    /// A removal by force goes on without the store, for this reason.
-    GivenUp(String),
-    /// The alteration has ended. On an error the volume is as it was.
-    Altered(Result<(), String>),
-    /// The drain is over: stop every poll group. Comes once.
-    StopGroups,
-}
 
 /// The parts of a core.
 #[derive(Debug)]
@@ -209,109 +121,46 @@ pub(crate) struct Decisions {
     pub unproven: u64,
 }
 
-/// The decisions of one run of a target.
+/// The decisions of one run of a target. See the module.
 #[derive(Debug)]
 pub struct Core {
-    exports: Exports,
-    auth: Option<AuthConfig>,
-    admissions: Admissions,
-    capacity: Capacity,
-    // Admin connections with sealed commands.
-    seals: Seals,
-    // The proven identity of the host of each session. Of every session, or of none.
-    proven: BTreeMap<SessionIndex, Proven>,
-    sessions: SessionTable,
-    holders: Holders,
-    // Changes of the holders that are not durable yet.
-    changes: Changes,
-    // Until when an absent holder may come back, by volume.
-    kept_for: BTreeMap<VolumeIndex, Instant>,
-    waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
-    // In the order in which they came.
-    waiting_opens: Vec<WaitingOpen>,
-    settles: OpenSettles,
-    // The volume that is being added, removed or changed.
-    alteration: Option<Alteration>,
-    // Volumes that only their present users may open.
-    closing: BTreeSet<VolumeIndex>,
-    fences: OwedFences,
-    events: AsyncEvents,
+    gate: Gate,
+    sessions: HostSessions,
+    holdings: Holdings,
+    alterations: Alterations,
     drain: Drain,
-    decisions: Decisions,
-    effects: VecDeque<Effect>,
-    // Occurrences for the log of events that the caller has not taken yet.
-    occurrences: VecDeque<Occurrence>,
-    // Lines that peers made control log.
-    lines: PeerLines,
+    out: Outbox,
     // The time of the last call that named one.
     latest: Instant,
 }
 
-/// The outcome of an admin command.
-enum AdminAnswer {
-    Now(Status, u32, Vec<u8>),
-    Later,
-}
-
-fn refuse(status: Status) -> AdminAnswer {
-    AdminAnswer::Now(status, 0, Vec::new())
-}
-
-fn refuse_saying(status: Status, text: String) -> AdminAnswer {
-    let text = text.into_bytes();
-    AdminAnswer::Now(status, narrow(text.len()), text)
-}
-
 impl Core {
-    /// Hosts can connect from `now` on. For a lease after that, volumes are kept for their last
-    /// holders. Registering a large arena may have taken longer than a lease.
-    pub fn ready(&mut self, now: Instant) {
-        let (until, holders) = (now + self.sessions.lease(), &self.holders);
-        let may_come_back = |volume: &&Arc<Volume>| {
-            holders.record(&volume.uuid).is_some_and(|record| record.present)
-        };
-        let kept = self.exports.volumes().iter().filter(may_come_back);
-        self.kept_for = kept.map(|volume| (volume.index, until)).collect();
-    }
-
     /// A run that begins at `now`, without connections. Call [`Self::ready`] before the first one.
     #[must_use]
     pub fn new(parts: CoreParts, now: Instant) -> Self {
+        let CoreParts { name, instance, volumes, capacity, lease, drain_timeout, holders, auth } =
+            parts;
+        let table = SessionTable::new(capacity.sessions, lease);
         Self {
-            kept_for: BTreeMap::new(),
-            exports: Exports::new(parts.name, parts.instance, parts.volumes),
-            auth: parts.auth,
-            admissions: Admissions::new(parts.capacity.of_a_host()),
-            capacity: parts.capacity,
-            seals: Seals::default(),
-            proven: BTreeMap::new(),
-            sessions: SessionTable::new(parts.capacity.sessions, parts.lease),
-            holders: parts.holders,
-            changes: Changes::default(),
-            waiting_logins: BTreeMap::new(),
-            waiting_opens: Vec::new(),
-            settles: OpenSettles::default(),
-            alteration: None,
-            closing: BTreeSet::new(),
-            fences: OwedFences::default(),
-            events: AsyncEvents::default(),
-            drain: Drain::new(parts.drain_timeout),
-            decisions: Decisions::default(),
-            effects: VecDeque::new(),
-            occurrences: VecDeque::new(),
-            lines: PeerLines::default(),
+            gate: Gate::new(capacity),
+            sessions: HostSessions::new(TargetIdentity { name, instance }, table, auth),
+            holdings: Holdings::new(Exports::new(instance, volumes), holders),
+            alterations: Alterations::default(),
+            drain: Drain::new(drain_timeout),
+            out: Outbox::default(),
             latest: now,
         }
     }
 
-    /// The lines that peers made control log, here and at the caller.
-    pub(super) fn lines(&mut self) -> &mut PeerLines {
-        &mut self.lines
+    /// Hosts can connect from `now` on. For a lease after that, volumes are kept for their last
+    /// holders. Registering a large arena may have taken longer than a lease.
+    pub fn ready(&mut self, now: Instant) {
+        self.holdings.keep_all(now + self.sessions.table().lease());
     }
 
     /// The verifier of a volume, as its record has it.
     pub fn vouch(&mut self, volume: VolumeUuid, verifier: WriteVerifier) {
-        self.exports.vouch(volume, verifier);
+        self.holdings.exports_mut().vouch(volume, verifier);
     }
 
     /// Takes over the records that an earlier run left of a volume, before it is served.
@@ -321,311 +170,364 @@ impl Core {
         holder: Option<HolderRecord>,
         store: Option<StoreIdentity>,
     ) {
-        self.holders.adopt(volume, holder, store);
+        self.holdings.book_mut().adopt(volume, holder, store);
     }
 
     /// The next action for the caller. After every other call, take all effects.
     pub fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        self.out.next_effect()
+    }
+
+    /// The next occurrence. After every call, take all.
+    pub fn next_occurrence(&mut self) -> Option<Occurrence> {
+        self.out.next_occurrence()
+    }
+
+    /// The lines that peers made control log, here and at the caller.
+    pub(super) fn lines(&mut self) -> &mut PeerLines {
+        self.out.lines()
+    }
+
+    /// An initiator wants to connect.
+    ///
+    /// # Errors
+    /// Why the connection is refused.
+    pub fn connect(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, ConnectRefusal> {
+        self.latest = now;
+        if self.drain.has_begun() {
+            let reason = rblk_protocol::RejectReason::ShuttingDown;
+            return Err(refused(reason, "the target is draining"));
+        }
+        self.gate.connect(knock, &mut self.sessions, &mut self.out, now)
+    }
+
+    /// An I/O connection has proven that it is of its session: it now owns its queue number, and
+    /// its memory is booked on its host. Returns its session if that worked.
+    pub fn proved(
+        &mut self,
+        from: ConnectionRef,
+        id: AdmissionId,
+        now: Instant,
+    ) -> Option<SessionIndex> {
+        self.latest = now;
+        self.gate.proved((from, id), &mut self.sessions, &mut self.out, now)
     }
 
     /// An admitted connection ended and is used no more, or it could not be made.
     pub fn gone(&mut self, id: AdmissionId, now: Instant) {
         self.latest = now;
-        self.seals.end(id);
-        if let Some(member) = self.admissions.remove(id) {
+        if let Some(member) = self.gate.gone(id, &mut self.out) {
             self.member_gone(member, now);
         }
     }
 
     fn member_gone(&mut self, member: Member, now: Instant) {
+        let Self { sessions, holdings, drain, out, .. } = self;
         let Member { session, epoch, queue, memory_bytes, is_proven, .. } = member;
         if queue.is_none() {
-            self.told_gone(session, epoch);
-            self.events.forget_epoch(session, epoch);
-            if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
-                self.waiting_logins.remove(&session);
+            if !drain.has_begun() {
+                sessions.tell_admin_gone((session, epoch), holdings.exports(), out);
             }
-            self.drop_opens_of(session, epoch);
+            sessions.admin_gone(session, epoch);
+            holdings.drop_opens_of((session, epoch), sessions, out);
             // A session without its admin connection is lost: its queues do not outlive it.
             if let Some(before) = epoch.next() {
-                self.all(Notice::EndConnections { session, before });
+                out.tell_all(Notice::EndConnections { session, before });
             }
         }
         let connection = (epoch, queue, is_proven);
-        match self.sessions.connection_gone(session, connection, memory_bytes, now) {
+        match sessions.table_mut().connection_gone(session, connection, memory_bytes, now) {
             After::Lives => {}
-            After::Quiesced => self.finish_login(session),
-            After::Ended => self.forget(session),
+            After::Quiesced => sessions.finish_login(session, out, now),
+            After::Ended => {
+                holdings.forget(session);
+                sessions.forget(session, out);
+            }
         }
-        self.finish_opens();
-        self.stop_if_drained(now);
+        holdings.finish_opens(sessions, out, now);
+        drain.stop_if_drained(sessions.connected(), out, now);
     }
 
-    /// An admin command came by a connection, with its in-capsule data.
-    pub fn command(
-        &mut self,
-        from: ConnectionRef,
-        id: AdmissionId,
-        command: &CommandCapsule,
-        body: &[u8],
-        now: Instant,
-    ) {
+    /// Replaces the table of the hosts. Sessions without their key or host in it end at once, and
+    /// so does the use of volumes to which a host has no right any more. Returns the hosts that
+    /// lost sessions. Does nothing if no proof is required.
+    pub fn set_hosts(&mut self, hosts: Hosts, now: Instant) -> Vec<Name> {
         self.latest = now;
-        let answer = match self.admissions.member(id) {
-            Some(member) => self.member_says(from, id, member, command, body, now),
-            None => self.stranger_says(from, id, command, body, now),
-        };
-        match answer {
-            AdminAnswer::Now(status, value, payload) => {
-                self.reply(from, command.tag, status, value, payload);
+        let Self { sessions, holdings, out, .. } = self;
+        let Some(former) = sessions.proofs_mut().replace(hosts) else { return Vec::new() };
+        let lasting = sessions.table().iter().filter(|session| session.leave().is_none());
+        let lasting: Vec<SessionIndex> = lasting.map(|session| session.index).collect();
+        let mut ended = Vec::new();
+        for session in lasting {
+            match sessions.proofs_mut().follow(session, &former, out) {
+                None => {}
+                Some(Followed::Stays) => holdings.close_forbidden(session, sessions, out),
+                Some(Followed::Gone(host)) => {
+                    ended.push(host);
+                    holdings.revoke(session, sessions, out);
+                }
             }
-            AdminAnswer::Later => {}
         }
-        self.finish_opens();
+        holdings.finish_opens(sessions, out, now);
+        ended
     }
 
-    fn stranger_says(
-        &mut self,
-        from: ConnectionRef,
-        id: AdmissionId,
-        command: &CommandCapsule,
-        body: &[u8],
-        now: Instant,
-    ) -> AdminAnswer {
-        if self.admissions.stranger_mut(id).is_none() {
-            // The connection ended meanwhile: there is no peer to answer.
-            return AdminAnswer::Later;
+    /// Ends a session: its volumes are free, and its connections end. Its host may connect again at
+    /// once, and is then admitted as after a loss of the link. Returns whether there was such a
+    /// session.
+    pub fn kick(&mut self, session: SessionIndex, now: Instant) -> bool {
+        self.latest = now;
+        let Self { sessions, holdings, drain, out, .. } = self;
+        if !holdings.kick(session, sessions, out) {
+            return false;
         }
-        match command.opcode {
-            Opcode::Authenticate => self.authenticate(from, id, body),
-            Opcode::Login => self.login(from, id, command, body, now),
-            _ => refuse(Status::NotReady),
-        }
-    }
-
-    fn member_says(
-        &mut self,
-        from: ConnectionRef,
-        id: AdmissionId,
-        member: Member,
-        command: &CommandCapsule,
-        body: &[u8],
-        now: Instant,
-    ) -> AdminAnswer {
-        match self.seals.open(from, command, body) {
-            Unsealed::Plain => self.answer(from, member, command, body, now),
-            Unsealed::Sealed(opened) => self.answer(from, member, command, &opened, now),
-            Unsealed::Broken(error) => {
-                self.distrust(from, id, &error.to_string());
-                AdminAnswer::Later
-            }
-            Unsealed::Ignored => AdminAnswer::Later,
-        }
-    }
-
-    fn answer(
-        &mut self,
-        from: ConnectionRef,
-        member: Member,
-        command: &CommandCapsule,
-        body: &[u8],
-        now: Instant,
-    ) -> AdminAnswer {
-        let Member { session, epoch, .. } = member;
-        let Some(state) = self.sessions.get(session) else { return refuse(Status::NoSuchSession) };
-        match state.leave() {
-            Some(Leave::Fenced) => return refuse(Status::Fenced),
-            Some(Leave::LoggedOut) => return refuse(Status::NotReady),
-            Some(Leave::Revoked) => return refuse(Status::NotAllowed),
-            None => {}
-        }
-        if epoch != state.epoch || command.epoch != epoch {
-            return refuse(Status::Fenced);
-        }
-        if !state.logged_in && command.opcode != Opcode::Login {
-            return refuse(Status::NotReady);
-        }
-        match command.opcode {
-            Opcode::Login => self.login_again(from, session, command.tag, now),
-            Opcode::ListVolumes => self.list(from, session, command),
-            Opcode::OpenVolume => self.open(from, session, command, body, now),
-            Opcode::CloseVolume => self.close(session, command),
-            Opcode::AsyncEvent => self.async_event(from, session, command),
-            Opcode::Logout => self.logout(session),
-            _ => refuse(Status::InvalidOpcode),
-        }
+        holdings.finish_opens(sessions, out, now);
+        drain.stop_if_drained(sessions.connected(), out, now);
+        true
     }
 
     /// The record of an [`Effect::Persist`] is durable, or may not be durable for that reason.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
-        self.changes.confirmed(ticket, result.is_ok());
-        self.fences.look(&self.changes, &result);
-        match result {
-            Ok(()) => {
-                self.claim_persisted(ticket);
-                self.open_persisted(ticket);
-            }
-            Err(error) => {
-                self.open_not_persisted(ticket, &error);
-                self.claim_not_persisted(ticket);
-            }
+        let Self { sessions, holdings, out, latest, .. } = self;
+        holdings.persisted(ticket, &result, (sessions, out), *latest);
+        holdings.finish_opens(sessions, out, *latest);
+    }
+
+    /// The store has answered an [`Effect::Settle`]: the earlier writes to the volume are durable,
+    /// or not all of them are, for this reason.
+    pub fn settled(&mut self, ticket: SettleTicket, result: Result<(), String>) {
+        let Self { sessions, holdings, out, latest, .. } = self;
+        holdings.settled(ticket, &result, sessions, out);
+        holdings.finish_opens(sessions, out, *latest);
+    }
+
+    /// Whether a change may be carried out that makes this volume. Nothing changes.
+    ///
+    /// # Errors
+    /// [`OrderError`].
+    pub fn judge(&self, change: &VolumeChange, volume: &Volume) -> Result<(), OrderError> {
+        if self.drain.has_begun() {
+            return Err(OrderError::Stopping);
         }
-        self.finish_opens();
+        Alterations::judge(change, volume, &self.holdings, &self.sessions)
+    }
+
+    /// Begins to carry out a change. `volume`: as it will be; as it is, if it goes or stays. The
+    /// index of a new one was never used in this run. [`Effect::Altered`] tells how it ended.
+    ///
+    /// # Errors
+    /// [`OrderError`]. Nothing has changed.
+    pub fn change(
+        &mut self,
+        change: &VolumeChange,
+        volume: Arc<Volume>,
+        now: Instant,
+    ) -> Result<(), OrderError> {
+        self.latest = now;
+        self.alterations.check_free()?;
+        self.judge(change, &volume)?;
+        let Self { alterations, sessions, holdings, out, .. } = self;
+        alterations.begin((change, volume), holdings, (sessions, out), now)
+    }
+
+    /// The volume that is being altered, as it will be.
+    #[must_use]
+    pub fn altered(&self) -> Option<&Arc<Volume>> {
+        self.alterations.altered()
+    }
+
+    /// The step that [`Effect::Step`] asked for is done everywhere, or failed somewhere.
+    pub fn stepped(&mut self, result: Result<(), String>, now: Instant) {
+        self.latest = now;
+        let Self { alterations, sessions, holdings, out, .. } = self;
+        alterations.stepped(result, holdings, (sessions, out), now);
+    }
+
+    /// A volume that is to be added is served from that store; one in memory has none. If it may be
+    /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
+    pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
+        self.holdings.book_mut().serve_from(volume, store, &mut self.out)
+    }
+
+    /// A volume has another size, became read-only or writable, or is about to be taken from its
+    /// users. Tells the sessions that have it open. Call it
+    ///
+    /// - after a change, when LIST and OPEN answer with the new state;
+    /// - for a removal, before the sessions lose the volume.
+    pub fn volume_changed(&mut self, volume: VolumeIndex) {
+        self.sessions.volume_changed(volume, &mut self.out);
+    }
+
+    /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.
+    pub fn close_to_others(&mut self, volume: VolumeIndex, close: bool) {
+        self.holdings.close_to_others(volume, close);
+    }
+
+    /// Begins to drain: refuses new connections, tells the initiators, and stops the poll groups
+    /// when they have left or after the drain's time. Does nothing the second time.
+    pub fn drain(&mut self, now: Instant) {
+        self.latest = now;
+        self.drain.stop(&mut self.sessions, &mut self.out, now);
+    }
+
+    /// Drains because another program takes the place of this one. Mounts have little time to
+    /// leave.
+    pub fn drain_for_upgrade(&mut self, now: Instant) {
+        self.latest = now;
+        self.drain.upgrade(&mut self.sessions, &mut self.out, now);
     }
 
     /// Whether the time alone may change something. Then call [`Self::tick`] every half second or
     /// so.
     #[must_use]
     pub fn needs_ticks(&self) -> bool {
-        self.sessions.iter().any(|session| session.connections() == 0)
-            || !self.kept_for.is_empty()
-            || !self.waiting_logins.is_empty()
-            || !self.waiting_opens.is_empty()
-            || self.is_altering()
-            || self.owes_fences()
+        self.sessions.need_ticks()
+            || self.holdings.need_ticks()
+            || self.alterations.is_under_way()
             || self.drain.is_about_to_stop()
-            // Decisions that wait for a record use the time of the last call.
-            || !self.changes.are_confirmed()
     }
 
     /// Ends the waits that are over. Needed while [`Self::needs_ticks`].
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
-        let told = self.expiries();
-        for session in self.sessions.expire(now) {
+        let Self { sessions, holdings, alterations, drain, out, .. } = self;
+        let told = sessions.expiries(holdings.exports());
+        for session in sessions.expire(now) {
             tracing::info!(session = session.index, "a lost session's lease ended");
             if let Some((_, what)) = told.iter().find(|(index, _)| *index == session) {
-                self.happened(what.clone());
+                out.happened(what.clone());
             }
-            self.forget(session);
+            holdings.forget(session);
+            sessions.forget(session, out);
         }
-        self.kept_for.retain(|_, until| *until > now);
-        self.end_late_logins(now);
-        self.end_late_opens(now);
-        self.end_late_step(now);
-        self.fence_again();
-        self.stop_if_drained(now);
+        holdings.expire(now);
+        sessions.end_late_logins(out, now);
+        holdings.end_late_opens(sessions, out, now);
+        alterations.end_late_step(holdings, (sessions, out), now);
+        holdings.fence_again(out);
+        drain.stop_if_drained(sessions.connected(), out, now);
     }
+
+    // What core knows.
 
     /// Connections that have not logged in.
     #[must_use]
     pub fn strangers(&self) -> usize {
-        self.admissions.strangers()
+        self.gate.strangers()
     }
 
     /// The sessions that have I/O connections, and whether all of these are encrypted.
     #[must_use]
     pub(crate) fn encryption(&self) -> BTreeMap<SessionIndex, bool> {
-        self.admissions.encryption()
+        self.gate.encryption()
     }
 
     /// All sessions.
     #[must_use]
     pub fn sessions(&self) -> &SessionTable {
-        &self.sessions
+        self.sessions.table()
     }
 
     /// An I/O connection of a session was granted, with digests or without.
     pub(crate) fn note_digest(&mut self, session: SessionIndex, digest: bool) {
-        if let Some(session) = self.sessions.get_mut(session) {
+        if let Some(session) = self.sessions.table_mut().get_mut(session) {
             session.digest = digest;
         }
+    }
+
+    /// The key that the host of a session has proven.
+    #[must_use]
+    pub(crate) fn key_of(&self, session: SessionIndex) -> Option<PublicKey> {
+        self.sessions.proofs().key_of(session)
+    }
+
+    /// Whether hosts must prove their keys.
+    #[must_use]
+    pub(crate) fn requires_proof(&self) -> bool {
+        self.sessions.proofs().are_required()
     }
 
     /// The last holders of the volumes.
     #[must_use]
     pub(crate) fn holders(&self) -> &Holders {
-        &self.holders
+        self.holdings.book().holders()
     }
 
     /// The exported volumes.
     #[must_use]
     pub(crate) fn volumes(&self) -> &[Arc<Volume>] {
-        self.exports.volumes()
+        self.holdings.exports().volumes()
+    }
+
+    /// The exported volume with that index.
+    #[must_use]
+    pub(crate) fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
+        self.holdings.exports().volume(index)
+    }
+
+    /// The exported volume with that name.
+    #[must_use]
+    pub(crate) fn volume_named(&self, name: &str) -> Option<&Arc<Volume>> {
+        self.volumes().iter().find(|volume| volume.name.as_str() == name)
+    }
+
+    /// The hosts that have a volume open, or may come back to it.
+    #[must_use]
+    pub fn users(&self, volume: VolumeIndex) -> Vec<String> {
+        self.holdings.users(volume, &self.sessions)
     }
 
     /// A volume's generation; fresh for none.
     #[must_use]
     pub(crate) fn generation(&self, volume: VolumeIndex) -> Generation {
-        let volume = self.exports.volume(volume);
-        volume.map_or(Generation::FRESH, |v| self.holders.generation(&v.uuid))
+        let volume = self.holdings.exports().volume(volume);
+        volume.map_or(Generation::FRESH, |v| self.holders().generation(&v.uuid))
     }
 
     /// Whether an absent holder of the volume may come back.
     #[must_use]
     pub(crate) fn is_kept(&self, volume: VolumeIndex) -> bool {
-        self.kept_for.contains_key(&volume)
-    }
-
-    /// The counters of decisions.
-    #[must_use]
-    pub(crate) fn decisions(&self) -> Decisions {
-        self.decisions
-    }
-
-    /// A session ended; another session may have its index.
-    fn forget(&mut self, session: SessionIndex) {
-        self.waiting_logins.remove(&session);
-        self.waiting_opens.retain(|open| open.session != session);
-        self.events.forget(session);
-        if self.proven.remove(&session).is_some() {
-            // Connections that have not proven themselves do not keep a session.
-            self.all(Notice::EndConnections { session, before: Epoch(u32::MAX) });
-        }
-        self.all(Notice::ForgetSession { session });
-    }
-
-    fn all(&mut self, notice: Notice) {
-        self.effects.push_back(Effect::All(notice));
-    }
-
-    /// Answers a command: sealed if the command was.
-    fn reply(&mut self, to: ConnectionRef, tag: Tag, status: Status, value: u32, payload: Vec<u8>) {
-        let (value, payload) = match self.seals.seal(to, tag, (status, value), &payload) {
-            Some(sealed) => (narrow(sealed.len()), sealed),
-            None => (value, payload),
-        };
-        self.effects.push_back(Effect::Reply { to, tag, status, value, payload });
-    }
-
-    fn reply_saying(&mut self, to: ConnectionRef, tag: Tag, status: Status, text: String) {
-        let text = text.into_bytes();
-        self.reply(to, tag, status, narrow(text.len()), text);
-    }
-
-    /// Makes a record durable. It need not be the one of [`Self::holders`].
-    fn persist(&mut self, record: HolderRecord) -> Ticket {
-        let ticket = self.changes.next_ticket();
-        self.effects.push_back(Effect::Persist { ticket, record });
-        ticket
+        self.holdings.book().is_kept(volume)
     }
 
     /// True while a fence is not durable.
     #[must_use]
     pub fn owes_fences(&self) -> bool {
-        self.fences.are_owed()
+        self.holdings.book().owes_fences()
     }
 
     /// The volumes with such a fence. Their mounts must learn of a loss.
     pub(crate) fn owed_fences(&self) -> impl Iterator<Item = VolumeUuid> {
-        self.fences.iter()
+        self.holdings.book().owed_fences()
     }
 
-    /// Writes the records again that could not be written.
-    fn fence_again(&mut self) {
-        for volume in self.fences.due(&self.changes) {
-            if let Some(record) = self.holders.record(&volume).cloned() {
-                self.persist_change(record);
-            }
-        }
+    /// The counters of decisions.
+    #[must_use]
+    pub(crate) fn decisions(&self) -> Decisions {
+        self.holdings.decisions(self.gate.unproven())
     }
 
-    /// Makes the record of [`Self::holders`] durable, which just changed.
-    fn persist_change(&mut self, record: HolderRecord) -> Ticket {
-        let volume = record.volume;
-        let ticket = self.persist(record);
-        self.changes.writes(volume, ticket);
-        ticket
+    /// Whether the target drains.
+    #[must_use]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain.has_begun()
+    }
+
+    /// Whether the target drains to make room for another program.
+    #[must_use]
+    pub fn is_upgrading(&self) -> bool {
+        self.drain.is_upgrading()
+    }
+
+    /// Sessions that a drain ended, because they had not left in time.
+    #[must_use]
+    pub fn stayed(&self) -> usize {
+        self.drain.stayed()
+    }
+
+    /// How far the drain is; `None` when there is none.
+    #[must_use]
+    pub(crate) fn drain_state(&self, now: Instant) -> Option<DrainState> {
+        self.drain.state(self.sessions.connected(), now)
     }
 }

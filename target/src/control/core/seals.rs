@@ -9,7 +9,7 @@ use rblk_protocol::auth::{AuthError, REPLY_SEAL_BYTES, TargetSeal, Ticket};
 use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
 use zeroize::Zeroizing;
 
-use super::ConnectionRef;
+use super::effect::ConnectionRef;
 use crate::volume::ids::AdmissionId;
 
 #[derive(Debug)]

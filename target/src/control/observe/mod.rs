@@ -1,6 +1,6 @@
 //! What control observes of the target that runs, and how it shows it.
 
-pub(super) mod happened;
+pub(super) mod event_log;
 pub(crate) mod outages;
 pub mod past;
 pub(super) mod place_watch;

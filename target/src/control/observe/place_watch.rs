@@ -22,11 +22,12 @@ use nix::errno::Errno;
 use tokio::sync::{mpsc, oneshot};
 
 use super::ports;
-use super::summary;
-use crate::control::Control;
+use crate::control::core::Core;
+use crate::control::observe::event_log::{EventLog, name_of};
 use crate::record::durable::FILE_MODE;
 use crate::store::Backing;
 use crate::store::at_path::AtPath;
+use crate::volume::Volume;
 use crate::volume::ids::VolumeIndex;
 use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_operate::target::status::{PortStatus, TargetStatus};
@@ -48,6 +49,9 @@ const AT_ONCE: usize = 16;
 const HANGING: usize = 128;
 /// Bytes that a look writes to test whether `state_dir` takes them: more than an inode holds.
 const PROBE_BYTES: usize = 4096;
+
+/// The stores of volumes that have one.
+type Backings = HashMap<VolumeIndex, Arc<Backing>>;
 
 /// A place to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -103,8 +107,10 @@ struct PlaceNews {
 
 /// A client that waits for looks.
 #[derive(Debug)]
-enum Asker {
+pub(in crate::control) enum Asker {
+    /// It gets the state of everything.
     Status(oneshot::Sender<TargetStatus>),
+    /// It gets the faults of the stores of volumes now, by name.
     Faults(oneshot::Sender<HashMap<String, StoreFault>>),
 }
 
@@ -181,7 +187,7 @@ impl PlaceWatch {
     }
 
     /// Begins to look at every place that was not looked at for too long: `age` for a store.
-    fn look(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, age: Duration, now: Instant) {
+    fn look(&mut self, backings: &Backings, age: Duration, now: Instant) {
         self.seen.retain(|place, _| match place {
             Watched::Store(index) => backings.contains_key(index),
             Watched::StateDir | Watched::Ports => true,
@@ -282,11 +288,7 @@ impl PlaceWatch {
     }
 
     /// Notes the looks that take too long, and those that wait for such a look.
-    fn late(
-        &mut self,
-        backings: &HashMap<VolumeIndex, Arc<Backing>>,
-        now: Instant,
-    ) -> Vec<PlaceNews> {
+    fn late(&mut self, backings: &Backings, now: Instant) -> Vec<PlaceNews> {
         let queued = self.queue.iter().map(|queued| (queued.place, queued.since));
         let begun = self.seen.iter().filter_map(|(place, seen)| Some((*place, seen.began?)));
         let late: Vec<Watched> = queued
@@ -325,6 +327,100 @@ impl PlaceWatch {
     fn is_looking(&self, now: Instant) -> bool {
         self.seen.values().filter_map(|seen| seen.began).any(|began| !is_late(began, now))
     }
+
+    /// Begins to look for a client, at every store that was not looked at for too long.
+    pub(in crate::control) fn ask(&mut self, asker: Asker, backings: &Backings) {
+        let now = Instant::now();
+        let age = match asker {
+            Asker::Status(_) => STORE_AGE,
+            Asker::Faults(_) => Duration::ZERO,
+        };
+        self.look(backings, age, now);
+        self.askers.push(asker);
+        self.answer_at.get_or_insert(now + PATIENCE);
+    }
+
+    /// Looks at every store, as for a client.
+    pub(in crate::control) fn look_at_stores(&mut self, backings: &Backings) {
+        self.look(backings, STORE_AGE, Instant::now());
+    }
+
+    /// A look has ended, or something is due.
+    pub(in crate::control) fn on_looked(
+        &mut self,
+        looked: Option<Looked>,
+        backings: &Backings,
+        (core, events): (&Core, &mut EventLog),
+    ) {
+        let now = Instant::now();
+        let mut news: Vec<PlaceNews> = Vec::new();
+        match looked {
+            Some(looked) => news.extend(self.ended(looked, now)),
+            None => {
+                news = self.late(backings, now);
+                if self.next_round.is_some_and(|at| now >= at) {
+                    self.look(backings, STORE_AGE, now);
+                }
+            }
+        }
+        self.begin(now);
+        news.into_iter().for_each(|news| tell(news, core, events));
+    }
+
+    /// The clients that have nothing more to wait for.
+    pub(in crate::control) fn ready_askers(&mut self) -> Vec<Asker> {
+        let now = Instant::now();
+        let is_time = self.answer_at.is_some_and(|at| now >= at);
+        if is_time || !self.is_looking(now) { self.all_askers() } else { Vec::new() }
+    }
+
+    /// All clients that wait, to be answered with the state as it was seen last.
+    pub(in crate::control) fn all_askers(&mut self) -> Vec<Asker> {
+        self.answer_at = None;
+        std::mem::take(&mut self.askers)
+    }
+
+    /// The faults of stores, by the names of the volumes.
+    pub(in crate::control) fn faults(
+        &self,
+        volumes: &[Arc<Volume>],
+    ) -> HashMap<String, StoreFault> {
+        let fault = |index| self.fault_of(index).cloned();
+        volumes.iter().filter_map(|v| Some((v.name.to_string(), fault(v.index)?))).collect()
+    }
+
+    /// Repeats in the log the faults by which data is lost when the target ends.
+    pub(in crate::control) fn warn_of_stores(&self, volumes: &[Arc<Volume>]) {
+        for (volume, fault) in self.faults(volumes) {
+            tracing::error!(volume, "the target begins to stop, and {fault}");
+        }
+    }
+}
+
+/// Logs a fault once, and its end.
+fn tell(PlaceNews { place, fault }: PlaceNews, core: &Core, events: &mut EventLog) {
+    let (kind, volume) = match place {
+        // Ports only stand in `status`.
+        Watched::Ports => return,
+        Watched::StateDir => (EventKind::StateDir, None),
+        Watched::Store(index) => {
+            let Some(name) = name_of(index, core) else { return };
+            (EventKind::StoreFault, Some(name))
+        }
+    };
+    let name = volume.as_deref();
+    let Some(fault) = fault else {
+        match place {
+            Watched::StateDir => tracing::info!("state_dir can be written again"),
+            Watched::Ports => {}
+            Watched::Store(_) => {
+                tracing::info!(volume = name, "its file or device is as it is served again");
+            }
+        }
+        return;
+    };
+    tracing::error!(volume = name, "{fault}");
+    events.happened(Occurrence { volume, ..Occurrence::new(kind, fault) });
 }
 
 fn is_late(since: Instant, now: Instant) -> bool {
@@ -350,117 +446,10 @@ fn probe_state(path: &Path) -> Result<(u64, u64), String> {
     probe().map_err(|error| error.to_string())
 }
 
-impl Control {
-    /// Answers with the state of everything, once the stores were looked at.
-    pub(in crate::control) fn ask_status(&mut self, reply: oneshot::Sender<TargetStatus>) {
-        self.ask_looks(Asker::Status(reply), STORE_AGE);
-    }
-
-    /// Answers with the present faults of stores, by volume.
-    pub(in crate::control) fn ask_faults(
-        &mut self,
-        reply: oneshot::Sender<HashMap<String, StoreFault>>,
-    ) {
-        self.ask_looks(Asker::Faults(reply), Duration::ZERO);
-    }
-
-    fn ask_looks(&mut self, asker: Asker, age: Duration) {
-        let now = Instant::now();
-        self.watch.look(self.volumes.backings(), age, now);
-        self.watch.askers.push(asker);
-        self.watch.answer_at.get_or_insert(now + PATIENCE);
-        self.answer_askers(now);
-    }
-
-    /// Looks at every store, as for a client.
-    pub(in crate::control) fn look_at_stores(&mut self) {
-        self.watch.look(self.volumes.backings(), STORE_AGE, Instant::now());
-    }
-
-    /// A look has ended, or something is due.
-    pub(in crate::control) fn on_looked(&mut self, looked: Option<Looked>) {
-        let now = Instant::now();
-        let mut news: Vec<PlaceNews> = Vec::new();
-        match looked {
-            Some(looked) => news.extend(self.watch.ended(looked, now)),
-            None => {
-                news = self.watch.late(self.volumes.backings(), now);
-                if self.watch.next_round.is_some_and(|at| now >= at) {
-                    self.watch.look(self.volumes.backings(), STORE_AGE, now);
-                }
-            }
-        }
-        self.watch.begin(now);
-        news.into_iter().for_each(|news| self.tell(news));
-        self.answer_askers(now);
-    }
-
-    /// Answers the clients that wait, if there is nothing more to wait for.
-    fn answer_askers(&mut self, now: Instant) {
-        let is_time = self.watch.answer_at.is_some_and(|at| now >= at);
-        if is_time || !self.watch.is_looking(now) {
-            self.answer_all_askers();
-        }
-    }
-
-    /// Answers the clients that wait, with the state as it was seen last.
-    pub(in crate::control) fn answer_all_askers(&mut self) {
-        self.watch.answer_at = None;
-        for asker in std::mem::take(&mut self.watch.askers) {
-            // An error means that the client is gone.
-            match asker {
-                Asker::Status(reply) => drop(reply.send(summary::of(self))),
-                Asker::Faults(reply) => drop(reply.send(self.store_faults())),
-            }
-        }
-    }
-
-    fn store_faults(&self) -> HashMap<String, StoreFault> {
-        let volumes = self.core.volumes().iter();
-        let fault = |index| self.watch.fault_of(index).cloned();
-        volumes.filter_map(|v| Some((v.name.to_string(), fault(v.index)?))).collect()
-    }
-
-    /// Repeats in the log the faults by which data is lost when the target ends.
-    pub(in crate::control) fn warn_of_stores(&self) {
-        for (volume, fault) in self.store_faults() {
-            tracing::error!(volume, "the target begins to stop, and {fault}");
-        }
-    }
-
-    /// Logs a fault once, and its end.
-    fn tell(&mut self, PlaceNews { place, fault }: PlaceNews) {
-        let (kind, volume) = match place {
-            // Ports only stand in `status`.
-            Watched::Ports => return,
-            Watched::StateDir => (EventKind::StateDir, None),
-            Watched::Store(index) => {
-                let Some(name) = self.name_of(index) else { return };
-                (EventKind::StoreFault, Some(name.to_string()))
-            }
-        };
-        let name = volume.as_deref();
-        let Some(fault) = fault else {
-            match place {
-                Watched::StateDir => tracing::info!("state_dir can be written again"),
-                Watched::Ports => {}
-                Watched::Store(_) => {
-                    tracing::info!(volume = name, "its file or device is as it is served again");
-                }
-            }
-            return;
-        };
-        tracing::error!(volume = name, "{fault}");
-        self.happened(Occurrence { volume, ..Occurrence::new(kind, fault) });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::OpenOptions;
-
-    type Backings = HashMap<VolumeIndex, Arc<Backing>>;
 
     fn backings(directory: &Path, count: u16) -> Backings {
         let backing = |index: u16| {

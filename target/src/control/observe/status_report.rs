@@ -23,7 +23,8 @@ use rblk_operate::target::volume_counts::{LastError, VolumeCounts};
 
 /// The state of a target now, without the conclusions of `summary.rs`.
 pub(crate) fn of(control: &Control) -> TargetStatus {
-    let Control { description, core, groups, devices, .. } = control;
+    let Control { description, core, groups, reception, .. } = control;
+    let devices = reception.devices();
     let poll_groups: Vec<StatsSnapshot> = groups.iter().map(|g| g.stats.snapshot()).collect();
     let mut total = StatsSnapshot::default();
     poll_groups.iter().for_each(|group| total.add(group));
@@ -46,10 +47,10 @@ pub(crate) fn of(control: &Control) -> TargetStatus {
             left_ms: millis(drain.left),
             sessions: drain.sessions,
             stores_ms: millis(description.stop_timeout),
-            unsaved: control.refused_status(),
+            unsaved: control.ends.refused_status(core),
         }),
         upgrade: control.upgrades.status(),
-        lease_ms: millis(description.limits.lease),
+        lease_ms: millis(description.lease),
         fencings: decisions.take_overs + decisions.refused_returns,
         auth: if core.requires_proof() { Auth::Required } else { Auth::None }.word().to_owned(),
         insecure: description.insecure,
@@ -74,13 +75,13 @@ pub(crate) fn of(control: &Control) -> TargetStatus {
         rates: control.rates.of_all(),
         total,
         poll_groups,
-        events: control.events.totals(),
+        events: control.events.events().totals(),
     }
 }
 
 fn device(control: &Control, device: &Device) -> DeviceStatus {
     let caps = device.caps();
-    let io = control.tally.device(&caps.name);
+    let io = control.reception.tally().device(&caps.name);
     let ports = control.watch.ports_of(&caps.name);
     DeviceStatus { name: caps.name.clone(), transport: caps.transport.to_string(), io, ports }
 }
@@ -133,7 +134,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         generation: control.core.generation(v.index).0,
         holder: holder(&control.core, v),
         in_use: control.core.sessions().is_open(v.index),
-        notes: control.description.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
+        notes: control.volumes.notes(v.name.as_str()),
     }
 }
 
@@ -163,7 +164,7 @@ fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
 
 fn session(control: &Control, session: &Session, encrypted: bool) -> SessionStatus {
     let core = &control.core;
-    let (io, queues) = control.tally.session(session.index);
+    let (io, queues) = control.reception.tally().session(session.index);
     let name_of = |index| {
         let volume = core.volumes().iter().find(|v| v.index == index);
         volume.map_or_else(String::new, |v| v.name.to_string())

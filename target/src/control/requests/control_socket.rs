@@ -22,7 +22,7 @@ use super::reread::Reread;
 use super::snapshot;
 use crate::control::ToControl;
 use crate::control::requests::{departure, reconfigure, trace_stream};
-use crate::control::volume_changes::VolumeEdit;
+use crate::control::volumes::volume_edit::VolumeEdit;
 use rblk_operate::target::ask::{Ask, Response, VolumeReport, stopping};
 use rblk_operate::target::refusal::Refusal;
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! asked        is it allowed (predecessor.rs)?   ask the other program   write dirty blocks back
-//! begun        no new connections, mounts get the event, and leave (core/drain.rs)
+//! begun        no new connections, mounts get the event, and leave (core/draining.rs)
 //! all left     poll groups stop, everything is durable: `Departure` goes to `serve`, which becomes
 //!              the other program
 //! new program  `Took`: the mounts that shall come back, and those that are back
@@ -15,22 +15,29 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rblk_config::TargetConfig;
+use rblk_protocol::Name;
 use tokio::sync::mpsc;
 
 use super::orders::{asked, carry};
 use super::predecessor::{Agreed, Predecessor};
 use super::remembered::Remembered;
 use super::reread::{Reread, with_files};
+use crate::control::core::{Core, VolumeChange};
+use crate::control::groups::Groups;
 use crate::control::hand_over::{Checked, ClockMoment, FORMS, HandOver, Leaves, Mounted};
+use crate::control::observe::event_log::{EventLog, name_of};
 use crate::control::peers::session::Session;
-use crate::control::volume_changes::VolumeChange;
+use crate::control::persist::Persister;
+use crate::control::volumes::Volumes;
+use crate::control::volumes::change_files::ChangeFiles;
 use crate::control::{Control, Description, ToControl};
 use crate::memory::demand::Demand;
 use crate::store::Backing;
 use crate::volume::{Placement, Volume};
 use rblk_operate::target::ask::{Response, STOPPING, stopping};
 use rblk_operate::target::events::{EventKind, Occurrence};
-use rblk_operate::target::status::{ListenerStatus, UpgradeStatus};
+use rblk_operate::target::status::UpgradeStatus;
 
 /// The things that a run leaves to the program that follows it.
 #[derive(Debug)]
@@ -118,6 +125,93 @@ impl Upgrades {
             clean: note.clean,
         })
     }
+
+    /// Begins an upgrade: another program takes the place of this one as soon as the mounts have
+    /// left.
+    pub(in crate::control) fn begin(&mut self, agreed: Agreed, core: &mut Core, groups: &Groups) {
+        if core.is_draining() {
+            return;
+        }
+        tracing::info!(program = %agreed.program.display(), "another program takes over");
+        let (mounts, abandoned) = (mounts(core), abandoned(core, groups));
+        self.begun = Some(BegunUpgrade { agreed, told: ClockMoment::now(), mounts, abandoned });
+        core.drain_for_upgrade(Instant::now());
+    }
+
+    /// The things that this run leaves to another program, if it makes room for one. The poll
+    /// groups have stopped. `records` of it is empty: the records are written last.
+    pub(in crate::control) fn departure(
+        &mut self,
+        name: &Name,
+        (core, groups): (&Core, &Groups),
+        (running, volumes): (&TargetConfig, &Volumes),
+    ) -> Option<Departure> {
+        let begun = self.begun.take().filter(|_| core.is_upgrading())?;
+        let note = HandOver {
+            form: FORMS[1],
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            told: begun.told,
+            mounts: begun.mounts,
+            stayed: core.stayed(),
+            unanswered: abandoned(core, groups).saturating_sub(begun.abandoned),
+            ..HandOver::default()
+        };
+        let Agreed { program, config, hosts } = begun.agreed;
+        // Keys may have gone since: the judged configuration must not bring them back.
+        let hosts = (running.hosts != hosts).then(|| running.hosts.clone());
+        let leaves = Leaves {
+            name: name.to_string(),
+            ran: running.dump().unwrap_or_default(),
+            judged: config,
+            hosts,
+            stores: stores(core, volumes),
+            records: Vec::new(),
+        };
+        Some(Departure { program, note, leaves })
+    }
+
+    /// Logs the take-over by this program.
+    pub(in crate::control) fn tell(&self, events: &mut EventLog) {
+        let Some(status) = self.status() else { return };
+        let UpgradeStatus { from_version, failed, ready_ms, mounts, .. } = status;
+        let text = match failed {
+            Some(why) => {
+                tracing::error!(why, "the upgrade failed: this program serves again");
+                format!("the upgrade failed, and version {from_version} serves again: {why}")
+            }
+            None => {
+                tracing::info!(from_version, ready_ms, mounts, "took over");
+                format!("took over from version {from_version}; mounts to come back: {mounts}")
+            }
+        };
+        events.happened(Occurrence::new(EventKind::Upgrade, text));
+    }
+
+    /// Notes the mounts that came back since the upgrade.
+    pub(in crate::control) fn look_for_mounts(&mut self, core: &Core, events: &mut EventLog) {
+        let sessions: Vec<(String, Vec<String>, usize)> = core
+            .sessions()
+            .iter()
+            .map(|s| (s.host_name.to_string(), volumes_of(s, core), s.connections()))
+            .collect();
+        let Some(took) = &mut self.took else { return };
+        let before = took.back.iter().filter(|back| **back).count();
+        note_back(&took.note.mounts, &mut took.back, &sessions);
+        let back = took.back.iter().filter(|back| **back).count();
+        if back > before {
+            took.last_back = Some(ClockMoment::now());
+        }
+        if back == took.back.len() {
+            let pause_ms = self.status().and_then(|status| status.pause_ms).unwrap_or(0);
+            tracing::info!(pause_ms, mounts = back, "every mount is back");
+            let text = format!("every mount is back after {pause_ms} ms: {back}");
+            events.happened(Occurrence::new(EventKind::Upgrade, text));
+        } else if Instant::now() > took.until {
+            tracing::warn!(away = took.back.len() - back, "mounts did not come back");
+            took.is_over = true;
+        }
+    }
 }
 
 /// Whether a session is a mount that came back.
@@ -143,194 +237,107 @@ fn note_back(mounts: &[Mounted], back: &mut [bool], sessions: &[(String, Vec<Str
     }
 }
 
-impl Control {
-    /// The state that the next program has to serve.
-    ///
-    /// # Errors
-    /// Why no program can take over, unless that is `forced`.
-    pub(in crate::control) fn may_upgrade(&self, forced: bool) -> Result<Predecessor, String> {
-        if self.core.is_draining() {
-            return Err("the target is stopping".to_owned());
-        }
-        if let Some(outage) = self.outage() {
+/// The state of a target that the next program has to serve.
+///
+/// # Errors
+/// Why no program can take over, unless that is `forced`.
+pub(in crate::control) fn may_upgrade(
+    control: &Control,
+    forced: bool,
+) -> Result<Predecessor, String> {
+    let Control { description, core, groups, reception, persister, running, volumes, .. } = control;
+    if core.is_draining() {
+        return Err("the target is stopping".to_owned());
+    }
+    let Description { name, listening, outages, .. } = description;
+    // The first address without a listener.
+    if let Some(outage) = listening.iter().find_map(|address| outages.of(address)) {
+        return Err(format!(
+            "no host can connect to {} now ({}), and a start needs all addresses: mend this one first",
+            outage.address, outage.why
+        ));
+    }
+    if !forced {
+        would_lose(core, volumes, persister)?;
+    }
+    let (running, devices) = (running.get(), reception.devices());
+    let demand = Demand::of(running, groups.len());
+    let named = (name.to_string(), listening.clone());
+    Ok(Predecessor {
+        gives_back: demand.given_back(devices.arena().kind()),
+        devices: devices.iter().map(|device| device.caps().clone()).collect(),
+        serves: Checked::of_this_program(running, named, demand),
+        running: running.clone(),
+        stores: stores(core, volumes),
+        remembered: Remembered::begin(persister),
+        forced,
+    })
+}
+
+/// The open stores, by volume.
+fn stores(core: &Core, volumes: &Volumes) -> Vec<(String, Arc<Backing>)> {
+    let opened = |volume: &Arc<Volume>| {
+        let backing = volumes.backing(volume.index)?;
+        Some((volume.name.to_string(), Arc::clone(backing)))
+    };
+    core.volumes().iter().filter_map(opened).collect()
+}
+
+/// Whether mounts would lose something, or believe so.
+fn would_lose(core: &Core, volumes: &Volumes, persister: &Persister) -> Result<(), String> {
+    for volume in core.volumes() {
+        let is_open = core.sessions().is_open(volume.index);
+        let lost = match volume.placement {
+            Placement::Store => false,
+            Placement::Memory(_) => true,
+            Placement::Null => is_open,
+        };
+        if lost {
             return Err(format!(
-                "no host can connect to {} now ({}), and a start needs all addresses: mend this one first",
-                outage.address, outage.why
+                "volume `{}` is in the memory of this process: its data would be lost, and a mount of it fails \
+                 until it is mounted anew. Remove the volume first, or use --force",
+                volume.name
             ));
         }
-        if !forced {
-            self.would_lose()?;
-        }
-        let (name, listen) =
-            (self.description.name.to_string(), self.description.listening.clone());
-        let demand = Demand::of(self.volumes.running(), self.groups.len());
-        Ok(Predecessor {
-            gives_back: demand.given_back(self.devices.arena().kind()),
-            devices: self.devices.iter().map(|device| device.caps().clone()).collect(),
-            serves: Checked::of_this_program(self.volumes.running(), (name, listen), demand),
-            running: self.volumes.running().clone(),
-            stores: self.stores(),
-            remembered: Remembered::begin(&self.persister),
-            forced,
-        })
     }
+    if let Some(name) = volumes.given_up() {
+        return Err(format!(
+            "volume `{name}` was removed by force without its store, which may keep this process from ending in \
+             good order: mounts would report a loss. Restart the target when that is no harm, or use --force"
+        ));
+    }
+    if core.volumes().is_empty() || persister.keeping().is_kept {
+        return Ok(());
+    }
+    Err("the target cannot remember how this run ends (state_dir; its log says why): mounts would report a loss. \
+         Put the directory right and restart the target, or use --force"
+        .to_owned())
+}
 
-    /// The first address without a listener.
-    fn outage(&self) -> Option<ListenerStatus> {
-        let Description { listening, outages, .. } = &self.description;
-        listening.iter().find_map(|address| outages.of(address))
-    }
+/// The names of the volumes that a session opened.
+fn volumes_of(session: &Session, core: &Core) -> Vec<String> {
+    let mut volumes: Vec<String> =
+        session.opened().filter_map(|(index, _)| name_of(index, core)).collect();
+    volumes.sort_unstable();
+    volumes
+}
 
-    /// The open stores, by volume.
-    fn stores(&self) -> Vec<(String, Arc<Backing>)> {
-        let opened = |volume: &Arc<Volume>| {
-            let backing = self.volumes.backing(volume.index)?;
-            Some((volume.name.to_string(), Arc::clone(backing)))
-        };
-        self.core.volumes().iter().filter_map(opened).collect()
-    }
+/// The mounts of this run.
+fn mounts(core: &Core) -> Vec<Mounted> {
+    let connected = core.sessions().iter().filter(|session| session.connections() > 0);
+    let mount = |session: &Session| Mounted {
+        host: session.host_name.to_string(),
+        volumes: volumes_of(session, core),
+        queues: session.connections() > 1,
+    };
+    connected.map(mount).filter(|mount| !mount.volumes.is_empty()).collect()
+}
 
-    /// Whether mounts would lose something, or believe so.
-    fn would_lose(&self) -> Result<(), String> {
-        for volume in self.core.volumes() {
-            let is_open = self.core.sessions().is_open(volume.index);
-            let lost = match volume.placement {
-                Placement::Store => false,
-                Placement::Memory(_) => true,
-                Placement::Null => is_open,
-            };
-            if lost {
-                return Err(format!(
-                    "volume `{}` is in the memory of this process: its data would be lost, and a mount of it fails \
-                     until it is mounted anew. Remove the volume first, or use --force",
-                    volume.name
-                ));
-            }
-        }
-        if let Some(name) = self.volumes.given_up() {
-            return Err(format!(
-                "volume `{name}` was removed by force without its store, which may keep this process from ending in \
-                 good order: mounts would report a loss. Restart the target when that is no harm, or use --force"
-            ));
-        }
-        if self.core.volumes().is_empty() || self.persister.keeping().is_kept {
-            return Ok(());
-        }
-        Err("the target cannot remember how this run ends (state_dir; its log says why): mounts would report a loss. \
-             Put the directory right and restart the target, or use --force"
-            .to_owned())
-    }
-
-    /// Begins an upgrade: another program takes the place of this one as soon as the mounts have
-    /// left.
-    pub(in crate::control) fn begin_upgrade(&mut self, agreed: Agreed) {
-        if self.core.is_draining() {
-            return;
-        }
-        tracing::info!(program = %agreed.program.display(), "another program takes over");
-        let (mounts, abandoned) = (self.mounts(), self.abandoned());
-        self.upgrades.begun =
-            Some(BegunUpgrade { agreed, told: ClockMoment::now(), mounts, abandoned });
-        self.core.drain_for_upgrade(Instant::now());
-    }
-
-    fn volumes_of(&self, session: &Session) -> Vec<String> {
-        let named = |index| self.name_of(index).map(|name| name.to_string());
-        let mut volumes: Vec<String> =
-            session.opened().filter_map(|(index, _)| named(index)).collect();
-        volumes.sort_unstable();
-        volumes
-    }
-
-    fn mounts(&self) -> Vec<Mounted> {
-        let connected = self.core.sessions().iter().filter(|session| session.connections() > 0);
-        let mount = |session: &Session| Mounted {
-            host: session.host_name.to_string(),
-            volumes: self.volumes_of(session),
-            queues: session.connections() > 1,
-        };
-        connected.map(mount).filter(|mount| !mount.volumes.is_empty()).collect()
-    }
-
-    /// Number of commands without an answer when their connections ended.
-    fn abandoned(&self) -> u64 {
-        let of = |volume| self.groups.iter().filter_map(move |group| group.volume_stats(volume));
-        let volumes = self.core.volumes().iter();
-        volumes.flat_map(|volume| of(volume.index)).map(|stats| stats.abandoned()).sum()
-    }
-
-    /// The things that this run leaves to another program, if it makes room for one. The poll
-    /// groups have stopped.
-    pub(in crate::control) fn departure(&mut self) -> Option<Departure> {
-        let begun = self.upgrades.begun.take().filter(|_| self.core.is_upgrading())?;
-        let note = HandOver {
-            form: FORMS[1],
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            told: begun.told,
-            mounts: begun.mounts,
-            stayed: self.core.stayed(),
-            unanswered: self.abandoned().saturating_sub(begun.abandoned),
-            ..HandOver::default()
-        };
-        let Agreed { program, config, hosts } = begun.agreed;
-        let running = self.volumes.running();
-        // Keys may have gone since: the judged configuration must not bring them back.
-        let hosts = (running.hosts != hosts).then(|| running.hosts.clone());
-        let leaves = Leaves {
-            name: self.description.name.to_string(),
-            ran: running.dump().unwrap_or_default(),
-            judged: config,
-            hosts,
-            stores: self.stores(),
-            // The records are written last.
-            records: Vec::new(),
-        };
-        Some(Departure { program, note, leaves })
-    }
-
-    /// Logs the take-over by this program.
-    pub(in crate::control) fn tell_take_over(&mut self) {
-        let Some(status) = self.upgrades.status() else { return };
-        let UpgradeStatus { from_version, failed, ready_ms, mounts, .. } = status;
-        let text = match failed {
-            Some(why) => {
-                tracing::error!(why, "the upgrade failed: this program serves again");
-                format!("the upgrade failed, and version {from_version} serves again: {why}")
-            }
-            None => {
-                tracing::info!(from_version, ready_ms, mounts, "took over");
-                format!("took over from version {from_version}; mounts to come back: {mounts}")
-            }
-        };
-        self.happened(Occurrence::new(EventKind::Upgrade, text));
-    }
-
-    /// Notes the mounts that came back since the upgrade.
-    pub(in crate::control) fn look_for_mounts(&mut self) {
-        let sessions: Vec<(String, Vec<String>, usize)> = self
-            .core
-            .sessions()
-            .iter()
-            .map(|s| (s.host_name.to_string(), self.volumes_of(s), s.connections()))
-            .collect();
-        let Some(took) = &mut self.upgrades.took else { return };
-        let before = took.back.iter().filter(|back| **back).count();
-        note_back(&took.note.mounts, &mut took.back, &sessions);
-        let back = took.back.iter().filter(|back| **back).count();
-        if back > before {
-            took.last_back = Some(ClockMoment::now());
-        }
-        if back == took.back.len() {
-            let pause_ms = self.upgrades.status().and_then(|status| status.pause_ms).unwrap_or(0);
-            tracing::info!(pause_ms, mounts = back, "every mount is back");
-            let text = format!("every mount is back after {pause_ms} ms: {back}");
-            self.happened(Occurrence::new(EventKind::Upgrade, text));
-        } else if Instant::now() > took.until {
-            tracing::warn!(away = took.back.len() - back, "mounts did not come back");
-            took.is_over = true;
-        }
-    }
+/// Number of commands without an answer when their connections ended.
+fn abandoned(core: &Core, groups: &Groups) -> u64 {
+    let of = |volume| groups.iter().filter_map(move |group| group.volume_stats(volume));
+    let volumes = core.volumes().iter();
+    volumes.flat_map(|volume| of(volume.index)).map(|stats| stats.abandoned()).sum()
 }
 
 /// Orders an upgrade to another program. A response that is no error says that it has begun.
@@ -357,7 +364,8 @@ pub(in crate::control) async fn upgrade(
     // While everything is served, so that little is left to write in the pause.
     for volume in volumes {
         let name = volume.clone();
-        if let Err(error) = carry(requests, VolumeChange::WriteBack { name }, true).await
+        let change = (VolumeChange::WriteBack { name }, ChangeFiles::default());
+        if let Err(error) = carry(requests, change, true).await
             && !force
         {
             if requests.is_closed() || error == STOPPING {

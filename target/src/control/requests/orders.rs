@@ -12,9 +12,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
-use crate::control::volume_changes::{
-    ChangeOutcome, ChangedVolume, VolumeChange, VolumeEdit, anew,
-};
+use crate::control::core::VolumeChange;
+use crate::control::volumes::change_files::ChangeFiles;
+use crate::control::volumes::volume_edit::VolumeEdit;
+use crate::control::volumes::wanted::anew;
+use crate::control::volumes::{ChangeOutcome, ChangedVolume};
 use crate::pool::opening::{OpenedVolume, open_one};
 use rblk_operate::target::ask::{Response, VolumeReport, stopping};
 use rblk_operate::target::refusal::Refusal;
@@ -37,7 +39,8 @@ pub(in crate::control) async fn add(
     }
     let opened = open(reread.target(), volume.clone()).await?;
     let contradiction = opened.contradiction.map(|found| found.to_string());
-    let report = change(requests, name, VolumeChange::Add(volume, opened)).await?;
+    let addition = (VolumeChange::Add(volume), ChangeFiles::of_new(opened));
+    let report = change(requests, addition).await?;
     Ok(VolumeReport { contradiction, ..report })
 }
 
@@ -49,7 +52,7 @@ pub(in crate::control) async fn remove(
     force: bool,
 ) -> Result<VolumeReport, Refusal> {
     let _turn = reread.turn().await;
-    sound(requests, name.clone(), VolumeChange::Remove { name, which: None, force }).await
+    sound(requests, VolumeChange::Remove { name, which: None, force }).await
 }
 
 /// Gives a volume another size; none: that of its file or device.
@@ -61,7 +64,7 @@ pub(in crate::control) async fn resize(
     shrink: bool,
 ) -> Result<VolumeReport, Refusal> {
     let _turn = reread.turn().await;
-    sound(requests, name.clone(), VolumeChange::Resize { name, size, shrink }).await
+    sound(requests, VolumeChange::Resize { name, size, shrink }).await
 }
 
 /// Gives a volume other values.
@@ -73,7 +76,7 @@ pub(in crate::control) async fn set(
 ) -> Result<VolumeReport, Refusal> {
     let _turn = reread.turn().await;
     let config = wish.on(&running(requests, &name).await?);
-    sound(requests, name, VolumeChange::Become(config)).await
+    sound(requests, VolumeChange::Become(config)).await
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
@@ -111,7 +114,7 @@ pub(in crate::control) async fn remove_when_unused(
                 _ = &mut gone => break given_up(),
             };
             let removal = VolumeChange::Remove { name: name.clone(), which, force: false };
-            match sound(requests, name.clone(), removal).await {
+            match sound(requests, removal).await {
                 Ok(report) => return Response::Volume(Box::new(report)),
                 // A host may have come back since the look.
                 Err(error) => failure = Some(error),
@@ -152,22 +155,24 @@ pub(crate) async fn asked<T>(
     answer.await.ok()
 }
 
-/// Carries out a change. `alone`: see [`ToControl::Change`].
+/// Carries out a change, with the open files that it works with. `alone`: see
+/// [`ToControl::Change`].
 pub(in crate::control) async fn carry(
     requests: &mpsc::Sender<ToControl>,
-    change: VolumeChange,
+    (change, files): (VolumeChange, ChangeFiles),
     alone: bool,
 ) -> ChangeOutcome {
-    let outcome = asked(requests, |reply| ToControl::Change { change, alone, reply }).await;
+    let change = |reply| ToControl::Change { change, files, alone, reply };
+    let outcome = asked(requests, change).await;
     outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
 }
 
 /// Carries out a change that is no part of a reload.
 pub(in crate::control) async fn change(
     requests: &mpsc::Sender<ToControl>,
-    name: String,
-    change: VolumeChange,
+    change: (VolumeChange, ChangeFiles),
 ) -> Result<VolumeReport, String> {
+    let name = change.0.name().to_owned();
     let ChangedVolume { config, bytes, given_up } = carry(requests, change, true).await?;
     let (store_fault, contradiction) = (None, None);
     Ok(VolumeReport {
@@ -191,17 +196,17 @@ pub(in crate::control) async fn store_faults(
 /// Carries out a change that is no part of a reload, if the store of the volume is fit for it.
 async fn sound(
     requests: &mpsc::Sender<ToControl>,
-    name: String,
     wanted: VolumeChange,
 ) -> Result<VolumeReport, Refusal> {
-    let before = running(requests, &name).await?;
-    let Some(fault) = store_faults(requests).await?.remove(&name) else {
-        return Ok(change(requests, name, wanted).await?);
+    let before = running(requests, wanted.name()).await?;
+    let fault = store_faults(requests).await?.remove(wanted.name());
+    let Some(fault) = fault else {
+        return Ok(change(requests, (wanted, ChangeFiles::default())).await?);
     };
     if let Some(why) = unfit(&fault, &wanted, &before) {
         return Err(why.into());
     }
-    let report = change(requests, name, wanted).await?;
+    let report = change(requests, (wanted, ChangeFiles::default())).await?;
     Ok(VolumeReport { store_fault: Some(fault), ..report })
 }
 

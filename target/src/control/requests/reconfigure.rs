@@ -13,15 +13,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rblk_config::{
-    Auth, Difference, HostConfig, TargetConfig, VolumeConfig, VolumeDifference, losers, narrowed,
+    Difference, HostConfig, TargetConfig, VolumeConfig, VolumeDifference, losers, narrowed,
 };
 use tokio::sync::mpsc;
 
 use super::orders::{asked, carry, open, store_faults, unfit};
 use super::reread::{Reading, Reread};
 use crate::control::ToControl;
-use crate::control::core::Hosts;
-use crate::control::volume_changes::VolumeChange;
+use crate::control::core::{Hosts, VolumeChange};
+use crate::control::volumes::change_files::ChangeFiles;
 use rblk_operate::target::ask::{LimitsWish, ReloadReport, Response, STOPPING};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::store_fault::StoreFault;
@@ -56,35 +56,6 @@ pub(in crate::control) async fn limit_host(
     let _turn = reread.turn().await;
     let answer = asked(requests, |reply| ToControl::LimitHost(name, limits, reply)).await;
     answer.unwrap_or_else(|| Err(STOPPING.into()))
-}
-
-/// The hosts that may log in to a running target, one of them with other limits, and the entry of
-/// that one. No host loses a key or a right.
-///
-/// # Errors
-/// Why the hosts stay as they are.
-pub(in crate::control) fn limited(
-    running: &TargetConfig,
-    name: &str,
-    limits: LimitsWish,
-) -> Result<(Vec<HostConfig>, HostConfig), Refusal> {
-    if running.authentication() == Auth::None {
-        return Err(format!(
-            "authentication is off, so no host is known, and the limits of {name} have no effect: write \
-             auth = \"required\" into the configuration, and restart the target"
-        )
-        .into());
-    }
-    let mut changed = running.clone();
-    let host = changed.hosts.iter_mut().find(|host| host.name == name);
-    let host = host.ok_or_else(|| {
-        let text = format!("the running target has no host {name}; `rblk-target dump` shows all");
-        Refusal::no_such_thing(text)
-    })?;
-    *host = host.clone().with_limits(limits.on(host.limits()));
-    let host = host.clone();
-    changed.validate().map_err(|error| error.to_string())?;
-    Ok((changed.hosts, host))
 }
 
 /// Makes control let in these hosts and no others, unless it has those of a later reading. Returns
@@ -144,18 +115,13 @@ pub(crate) async fn everything(
 
 /// Why the store faults of volumes forbid these changes.
 fn unfit_changes(
-    changes: &[VolumeChange],
+    changes: &[(VolumeChange, ChangeFiles)],
     running: &TargetConfig,
     faults: &HashMap<String, StoreFault>,
 ) -> Vec<String> {
-    let why = |change: &VolumeChange| {
-        let name = match change {
-            VolumeChange::Become(volume) => &volume.name,
-            VolumeChange::Remove { name, .. } => name,
-            _ => return None,
-        };
-        let before = running.volumes.iter().find(|volume| volume.name == *name)?;
-        unfit(faults.get(name)?, change, before)
+    let why = |(change, _): &(VolumeChange, ChangeFiles)| {
+        let before = running.volumes.iter().find(|volume| volume.name == change.name())?;
+        unfit(faults.get(change.name())?, change, before)
     };
     changes.iter().filter_map(why).collect()
 }
@@ -202,13 +168,15 @@ fn still_let_in(losers: &[String]) -> String {
 
 /// Changes in the order in which they are made: narrowing ones come first, and removals, which
 /// cannot be led back, come last.
-struct Ordered(Vec<VolumeChange>);
+struct Ordered(Vec<(VolumeChange, ChangeFiles)>);
 
 impl Ordered {
-    fn new(changes: Vec<VolumeChange>, difference: &Difference) -> Self {
+    fn new(changes: Vec<(VolumeChange, ChangeFiles)>, difference: &Difference) -> Self {
         let narrowing = difference.volumes.iter().filter(|change| change.narrows());
         let narrowing: Vec<&str> = narrowing.map(VolumeDifference::name).collect();
-        let is_first = |change: &VolumeChange| matches!(change, VolumeChange::Become(volume) if narrowing.contains(&volume.name.as_str()));
+        let is_first = |(change, _): &(VolumeChange, ChangeFiles)| {
+            matches!(change, VolumeChange::Become(_)) && narrowing.contains(&change.name())
+        };
         let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_first);
         first.extend(rest);
         Self(first)
@@ -222,23 +190,24 @@ async fn prepared(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     difference: &Difference,
-) -> (Vec<VolumeChange>, Vec<String>) {
+) -> (Vec<(VolumeChange, ChangeFiles)>, Vec<String>) {
     let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for change in &difference.volumes {
         match change {
             VolumeDifference::Add { volume } => match open(reread.target(), volume.clone()).await {
-                Ok(opened) => changes.push(VolumeChange::Add(volume.clone(), opened)),
+                Ok(opened) => {
+                    let addition = VolumeChange::Add(volume.clone());
+                    changes.push((addition, ChangeFiles::of_new(opened)));
+                }
                 Err(error) => refused.push(error),
             },
             VolumeDifference::Alter { volume, .. } => {
-                changes.push(VolumeChange::Become(volume.clone()))
+                changes.push((VolumeChange::Become(volume.clone()), ChangeFiles::default()));
             }
             VolumeDifference::Remove { name } => {
-                removals.push(VolumeChange::Remove {
-                    name: name.clone(),
-                    which: None,
-                    force: false,
-                });
+                let (name, which) = (name.clone(), None);
+                let removal = VolumeChange::Remove { name, which, force: false };
+                removals.push((removal, ChangeFiles::default()));
             }
         }
     }
@@ -254,16 +223,13 @@ async fn prepared(
 /// Makes the changes one after the other. If one fails, the ones before it are led back.
 async fn carry_all(
     requests: &mpsc::Sender<ToControl>,
-    changes: Vec<VolumeChange>,
+    changes: Vec<(VolumeChange, ChangeFiles)>,
     before: &[VolumeConfig],
 ) -> Result<(), String> {
     let (mut back, mut gone): (Vec<VolumeChange>, Vec<String>) = (Vec::new(), Vec::new());
     for change in changes {
-        let undo = undo_of(&change, before);
-        let removed = match &change {
-            VolumeChange::Remove { name, .. } => Some(name.clone()),
-            _ => None,
-        };
+        let undo = undo_of(&change.0, before);
+        let removed = change.0.is_removal().then(|| change.0.name().to_owned());
         match carry(requests, change, false).await {
             Ok(_) => {
                 back.extend(undo);
@@ -271,6 +237,7 @@ async fn carry_all(
             }
             Err(mut error) => {
                 for undo in back.into_iter().rev() {
+                    let undo = (undo, ChangeFiles::default());
                     if let Err(more) = carry(requests, undo, false).await {
                         tracing::error!(error = more, "a change of a volume cannot be led back");
                         error += &format!("; a change before it cannot be undone: {more}");
@@ -290,7 +257,7 @@ async fn carry_all(
 /// removed had no users, and its data is in its store: `volume add` serves it again.
 fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChange> {
     match change {
-        VolumeChange::Add(volume, _) => {
+        VolumeChange::Add(volume) => {
             Some(VolumeChange::Remove { name: volume.name.clone(), which: None, force: true })
         }
         VolumeChange::Become(volume) => {

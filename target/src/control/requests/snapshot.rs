@@ -13,7 +13,8 @@ use tokio::sync::mpsc;
 use super::orders::{asked, carry, change, open, store_faults};
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
-use crate::control::volume_changes::VolumeChange;
+use crate::control::core::VolumeChange;
+use crate::control::volumes::change_files::ChangeFiles;
 use crate::pool::reflink::{CloneError, CloneFile};
 use rblk_operate::target::ask::VolumeReport;
 use rblk_operate::target::refusal::Refusal;
@@ -38,8 +39,8 @@ pub(in crate::control) async fn take(
     };
     let fault = store_faults(requests).await?.remove(name);
     let mut file = Unserved::begin(to).await?;
-    let snapshot = VolumeChange::Snapshot { name: name.to_owned(), file: Arc::clone(&file.file) };
-    carry(requests, snapshot, true).await?;
+    let files = ChangeFiles::of_snapshot(Arc::clone(&file.file));
+    carry(requests, (VolumeChange::Snapshot { name: name.to_owned() }, files), true).await?;
     file.keep(from).await?;
     match serve(requests, reread, config).await {
         Ok(report) => {
@@ -110,7 +111,7 @@ async fn serve(
     config: VolumeConfig,
 ) -> Result<VolumeReport, String> {
     let opened = open(reread.target(), config.clone()).await?;
-    change(requests, config.name.clone(), VolumeChange::Add(config, opened)).await
+    change(requests, (VolumeChange::Add(config), ChangeFiles::of_new(opened))).await
 }
 
 async fn blocking<T: Send + 'static>(
@@ -171,7 +172,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::control::volume_changes::ChangedVolume;
+    use crate::control::volumes::ChangedVolume;
 
     fn running() -> TargetConfig {
         let text = "listen = ['tcp://127.0.0.1:1']
@@ -195,9 +196,9 @@ mod tests {
                 ToControl::Running(reply) => drop(reply.send(Box::new(running.clone()))),
                 ToControl::StoreFaults(reply) => drop(reply.send(HashMap::new())),
                 ToControl::Change {
-                    change: VolumeChange::Snapshot { file, .. }, reply, ..
+                    change: VolumeChange::Snapshot { .. }, files, reply, ..
                 } => {
-                    file.share_zeroes(1 << 20);
+                    files.clone.expect("its file").share_zeroes(1 << 20);
                     drop(reply.send(Ok(ChangedVolume::default())));
                 }
                 other => return other,
@@ -230,7 +231,7 @@ mod tests {
             };
             // `take` is dropped, as by a stop, while control should serve the clone.
             let add = tokio::time::timeout(deadline, add).await.expect("an order");
-            let ToControl::Change { change: VolumeChange::Add(config, _), .. } = &add else {
+            let ToControl::Change { change: VolumeChange::Add(config), .. } = &add else {
                 panic!("{add:?}");
             };
             assert_eq!(config.path.as_ref(), Some(&to));

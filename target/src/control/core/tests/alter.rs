@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use rblk_config::VolumeConfig;
 use rblk_protocol::WriteVerifier;
 
-use super::super::{OrderError, VolumeOrder};
+use super::super::{OrderError, VolumeChange};
 use super::*;
 
 const STORED: BlockCount = BlockCount(800);
@@ -15,23 +16,49 @@ fn stored(index: u16, blocks: BlockCount) -> Volume {
     Volume { placement: Placement::Store, blocks, ..Volume::clone(&volume(index)) }
 }
 
+/// A change, and the volume as it makes it.
+type Order = (VolumeChange, Arc<Volume>);
+
+fn add(volume: Volume) -> Order {
+    let config = VolumeConfig::file(volume.name.as_str(), "/srv/v.img");
+    (VolumeChange::Add(config), Arc::new(volume))
+}
+
+fn alter(volume: Volume, shrink: bool) -> Order {
+    let name = volume.name.to_string();
+    (VolumeChange::Resize { name, size: None, shrink }, Arc::new(volume))
+}
+
+fn remove(index: u16, force: bool) -> Order {
+    let name = volume_name(index).to_string();
+    (VolumeChange::Remove { name, which: None, force }, volume(index))
+}
+
+fn write_back(index: u16) -> Order {
+    (VolumeChange::WriteBack { name: volume_name(index).to_string() }, volume(index))
+}
+
+fn snapshot(volume: Volume) -> Order {
+    (VolumeChange::Snapshot { name: volume.name.to_string() }, Arc::new(volume))
+}
+
 impl World {
-    fn order(&mut self, order: VolumeOrder) -> Result<(), OrderError> {
-        let result = self.core.order(order, self.now);
+    fn order(&mut self, (change, volume): Order) -> Result<(), OrderError> {
+        let result = self.core.change(&change, volume, self.now);
         self.carry_out();
         result
     }
 
     fn add(&mut self, volume: Volume) -> Result<(), OrderError> {
-        self.order(VolumeOrder::Add(Arc::new(volume)))
+        self.order(add(volume))
     }
 
     fn alter(&mut self, volume: Volume, shrink: bool) -> Result<(), OrderError> {
-        self.order(VolumeOrder::Alter { volume: Arc::new(volume), shrink })
+        self.order(alter(volume, shrink))
     }
 
     fn remove(&mut self, index: u16, force: bool) -> Result<(), OrderError> {
-        self.order(VolumeOrder::Remove { volume: VolumeIndex(index), force })
+        self.order(remove(index, force))
     }
 
     fn stepped(&mut self, result: Result<(), String>) {
@@ -307,7 +334,7 @@ fn a_snapshot_releases_held_writes_at_any_failure() {
     let (mut w, index) = with_stored();
     let link = w.session(1);
     w.opened(link, 1, exclusive(index)).unwrap();
-    let snapshot = || VolumeOrder::Snapshot(Arc::new(stored(index, STORED)));
+    let snapshot = || snapshot(stored(index, STORED));
     w.order(snapshot()).unwrap();
     let other = w.session(2);
     let said = w.open(other, 1, open_as(index, AccessMode::ReadOnly)).expect("it stays open");
@@ -345,10 +372,7 @@ fn a_snapshot_releases_held_writes_at_any_failure() {
         assert!(w.altered.pop().unwrap().unwrap_err().contains("did not end within 10 s"));
         w.steps.clear();
     }
-    assert_eq!(
-        w.order(VolumeOrder::Snapshot(Arc::new(stored(99, STORED)))),
-        Err(OrderError::Unknown)
-    );
+    assert_eq!(w.order(self::snapshot(stored(99, STORED))), Err(OrderError::Unknown));
 }
 
 #[test]
@@ -410,7 +434,7 @@ fn a_higher_risk_is_recorded_first() {
     assert_eq!(w.steps.pop(), Some(VolumeStep::Lower), "the disk may have it all the same");
     w.stepped(Err("a full disk".to_owned()));
     assert_eq!(w.altered.pop(), Some(Err("a full disk".to_owned())));
-    assert_eq!(w.core.exports.volume(VolumeIndex(index)).unwrap().cache, CacheMode::None);
+    assert_eq!(w.core.volume(VolumeIndex(index)).unwrap().cache, CacheMode::None);
     w.steps.clear();
     w.add(stored(index + 1, STORED)).unwrap();
     w.pass(Duration::from_secs(61));
@@ -504,23 +528,20 @@ impl Chance {
         Volume { read_only, ..stored(index, BlockCount(blocks)) }
     }
 
-    fn begin(&mut self, order: VolumeOrder) {
-        let (index, after, allowed) = match &order {
-            VolumeOrder::Add(volume) => (volume.index.0, Some((volume.blocks.0, false)), true),
-            VolumeOrder::Remove { volume, force } => {
-                (volume.0, None, *force || !self.model.used.contains(&volume.0))
+    fn begin(&mut self, order: Order) {
+        let (change, volume) = &order;
+        let (index, facts) = (volume.index.0, (volume.blocks.0, volume.read_only));
+        let (after, allowed) = match change {
+            VolumeChange::Remove { force, .. } => {
+                (None, *force || !self.model.used.contains(&index))
             }
-            VolumeOrder::WriteBack(volume) => {
-                (volume.0, self.model.served.get(&volume.0).copied(), true)
+            VolumeChange::WriteBack { .. } => (self.model.served.get(&index).copied(), true),
+            VolumeChange::Resize { shrink, .. } => {
+                let (blocks, _) = self.model.served[&index];
+                (Some(facts), *shrink || facts.0 >= blocks)
             }
-            VolumeOrder::Alter { volume, shrink } => {
-                let (blocks, _) = self.model.served[&volume.index.0];
-                let allowed = *shrink || volume.blocks.0 >= blocks;
-                (volume.index.0, Some((volume.blocks.0, volume.read_only)), allowed)
-            }
-            VolumeOrder::Snapshot(volume) => {
-                (volume.index.0, Some((volume.blocks.0, volume.read_only)), true)
-            }
+            VolumeChange::Add(_) | VolumeChange::Snapshot { .. } => (Some(facts), true),
+            VolumeChange::Become(_) => unreachable!("it is not drawn"),
         };
         let closes = match (&after, self.model.served.get(&index)) {
             (None, _) => true,
@@ -544,23 +565,21 @@ impl Chance {
         match (self.below(6), self.any_served()) {
             (0, _) | (_, None) => {
                 let index = self.model.spent.last().map_or(0, |last| last + 1);
-                self.begin(VolumeOrder::Add(Arc::new(stored(index, STORED))));
+                self.begin(add(stored(index, STORED)));
             }
             (1, Some(index)) => {
-                self.begin(VolumeOrder::Remove { volume: VolumeIndex(index), force });
+                self.begin(remove(index, force));
             }
             (4, Some(index)) => {
-                self.begin(VolumeOrder::Snapshot(Arc::new(self.volume(index))));
+                self.begin(snapshot(self.volume(index)));
             }
-            (5, Some(index)) => self.begin(VolumeOrder::WriteBack(VolumeIndex(index))),
+            (5, Some(index)) => self.begin(write_back(index)),
             (2, Some(index)) => {
                 let blocks = BlockCount(8 * (1 + self.below(200)));
-                let volume = Arc::new(Volume { blocks, ..self.volume(index) });
-                self.begin(VolumeOrder::Alter { volume, shrink: force });
+                self.begin(alter(Volume { blocks, ..self.volume(index) }, force));
             }
             (_, Some(index)) => {
-                let volume = Arc::new(Volume { read_only: force, ..self.volume(index) });
-                self.begin(VolumeOrder::Alter { volume, shrink: false });
+                self.begin(alter(Volume { read_only: force, ..self.volume(index) }, false));
             }
         }
     }
@@ -657,7 +676,7 @@ fn random_changes_agree_with_a_model() {
         let mut w = World::new();
         let served: BTreeMap<u16, (u64, bool)> = (0..VOLUMES).map(|v| (v, (100, false))).collect();
         for index in served.keys() {
-            w.core.exports.put(Arc::new(stored(*index, BlockCount(100))));
+            w.core.holdings.exports_mut().put(Arc::new(stored(*index, BlockCount(100))));
         }
         let spent = served.keys().copied().collect();
         let model = Model { served, used: BTreeSet::new(), spent };

@@ -22,10 +22,10 @@ use rblk_protocol::{
 
 use super::{
     Admitted, AuthConfig, Capacity, ConnectRefusal, ConnectionRef, Core, CoreParts, Effect,
-    Introduction, Knock, Notice, Ticket, VolumeStep,
+    Introduction, Knock, Ticket,
 };
 use crate::data::connection::STRANGER_TIME;
-use crate::data::poll_group::SettleTicket;
+use crate::data::poll_group::{Notice, SettleTicket, VolumeStep};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;

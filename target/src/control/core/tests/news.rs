@@ -12,7 +12,7 @@ impl World {
     fn change(&mut self, index: u16, blocks: u64, read_only: bool) {
         let changed =
             Volume { blocks: BlockCount(blocks), read_only, ..Volume::clone(&volume(index)) };
-        self.core.exports.put(Arc::new(changed));
+        self.core.holdings.exports_mut().put(Arc::new(changed));
         self.core.volume_changed(VolumeIndex(index));
         self.carry_out();
     }

@@ -18,8 +18,8 @@ use rblk_protocol::auth::TargetHandshake;
 use rblk_protocol::width::wide;
 use rblk_protocol::{Epoch, SessionId};
 
-use super::budget::Budget;
 use super::places::{Places, Room};
+use crate::control::core::budget::Budget;
 use crate::control::peers::account::Origin;
 use crate::volume::ids::{AdmissionId, SessionIndex};
 
@@ -51,25 +51,25 @@ pub(super) struct Stranger {
 
 /// A connection of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Member {
+pub(in crate::control::core) struct Member {
     /// The session.
-    pub(super) session: SessionIndex,
+    pub(in crate::control::core) session: SessionIndex,
     /// The epoch.
-    pub(super) epoch: Epoch,
+    pub(in crate::control::core) epoch: Epoch,
     /// The queue; `None` for admin.
-    pub(super) queue: Option<u16>,
+    pub(in crate::control::core) queue: Option<u16>,
     /// Bytes of its memory.
-    pub(super) memory_bytes: u64,
+    pub(in crate::control::core) memory_bytes: u64,
     /// Proven to be of the session, or exempt. Otherwise it does not own its queue number.
-    pub(super) is_proven: bool,
+    pub(in crate::control::core) is_proven: bool,
     /// Its stream is encrypted.
-    pub(super) is_encrypted: bool,
+    pub(in crate::control::core) is_encrypted: bool,
 }
 
 /// A connection that gave its place up. The caller ends it.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Evicted(pub(super) AdmissionId);
+pub(super) struct Evicted(pub(in crate::control::core) AdmissionId);
 
 /// See the module.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Ticket;
+use crate::control::core::effect::Ticket;
 use crate::record::holders::{HolderRecord, VolumeUuid};
 
 /// Records that may be on their way to the disk before OPENs are refused.

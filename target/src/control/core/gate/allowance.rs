@@ -1,5 +1,5 @@
 //! Whether a host may have another session, and a session another connection: compares their use
-//! with their [budgets](super::budget).
+//! with their [budgets](crate::control::core::budget).
 //!
 //! Only proven use counts. A session is booked on its host when its LOGIN is accepted, and an I/O
 //! connection when it has proven its session. Until then they have [places](super::places) that
@@ -8,12 +8,13 @@
 use rblk_protocol::RejectReason;
 use rblk_protocol::width::wide64;
 
-use super::budget::Budget;
-use super::hosts::Host;
-use super::proof::Rights;
-use super::{ConnectRefusal, Core, refused};
+use crate::control::core::budget::{Budget, Capacity};
+use crate::control::core::connect_refusal::{ConnectRefusal, refused};
+use crate::control::core::hosts::Host;
+use crate::control::core::sessions::HostSessions;
+use crate::control::core::sessions::proofs::Rights;
 use crate::control::peers::account::Payer;
-use crate::control::peers::session::Session;
+use crate::control::peers::session::{Session, SessionTable};
 use crate::volume::ids::SessionIndex;
 
 /// The resources in use by a host.
@@ -28,6 +29,12 @@ struct Used {
 }
 
 impl Used {
+    /// The resources in use by all sessions of an account.
+    fn by(account: &Payer, table: &SessionTable) -> Self {
+        let theirs = table.iter().filter(|session| session.account == *account);
+        theirs.fold(Self::default(), Self::and)
+    }
+
     fn and(self, session: &Session) -> Self {
         let is_kept = session.connections() == 0;
         Self {
@@ -40,15 +47,21 @@ impl Used {
     }
 }
 
-impl Core {
-    fn used_by(&self, account: &Payer) -> Used {
-        let theirs = self.sessions.iter().filter(|session| session.account == *account);
-        theirs.fold(Used::default(), Used::and)
+/// The parts of the target's resources that hosts and sessions may use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostAllowance {
+    capacity: Capacity,
+}
+
+impl HostAllowance {
+    /// The allowance of a target with these resources.
+    pub(super) fn new(capacity: Capacity) -> Self {
+        Self { capacity }
     }
 
     /// The budget of the connections of a host. Where hosts prove their identity, its entry may set
     /// it.
-    fn budget_of(&self, host: Option<&Host>) -> Budget {
+    fn budget_of(self, host: Option<&Host>) -> Budget {
         let usual = self.capacity.of_a_host();
         host.map_or(usual, |host| host.budget(usual))
     }
@@ -58,12 +71,12 @@ impl Core {
     /// # Errors
     /// The text for the peer names the limit.
     pub(super) fn check_new_session(
-        &self,
-        account: &Payer,
-        host: Option<&Host>,
+        self,
+        table: &SessionTable,
+        (account, host): (&Payer, Option<&Host>),
         memory_bytes: u64,
     ) -> Result<(), String> {
-        let used = self.used_by(account);
+        let used = Used::by(account, table);
         let sessions_max = self.capacity.sessions_of_a_host();
         if used.sessions >= u64::from(sessions_max) {
             return Err(format!(
@@ -81,16 +94,17 @@ impl Core {
 
     /// Whether the session and its host may have another proven connection with this much memory.
     pub(super) fn check_budget(
-        &self,
+        self,
+        sessions: &HostSessions,
         session: SessionIndex,
         memory_bytes: u64,
     ) -> Result<(), ConnectRefusal> {
-        let Some(state) = self.sessions.get(session) else { return Ok(()) };
-        let host = match self.rights(session) {
+        let Some(state) = sessions.table().get(session) else { return Ok(()) };
+        let host = match sessions.proofs().rights(session) {
             Rights::Of(host) => Some(host),
             Rights::All | Rights::None => None,
         };
-        let used = self.used_by(&state.account);
+        let used = Used::by(&state.account, sessions.table());
         let of_session = (wide64(state.connections()), state.memory_bytes());
         let checked = Budget::OF_A_SESSION.check(of_session.0, of_session.1, memory_bytes);
         let checked = checked.and_then(|()| {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::groups::Groups;
+use crate::control::groups::Groups;
 use crate::data::poll_group::{SettleTicket, ToGroup};
 use crate::volume::ids::VolumeIndex;
 

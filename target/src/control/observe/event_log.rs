@@ -1,18 +1,23 @@
-//! The events of control, and the lines of the journal that carry them.
+//! [`EventLog`]: the events of a run, and the lines of the journal that carry them.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use rblk_protocol::{Name, Opcode};
+use rblk_protocol::Opcode;
 
 use crate::cache::StoreFailure;
-use crate::control::Control;
-use crate::control::connect::cq_shares::CqPlace;
+use crate::control::core::Core;
 use crate::data::poll_group::slow::SlowIo;
 use crate::volume::ids::VolumeIndex;
-use rblk_operate::target::events::{EVENT_LINES, Event, EventKind, EventsReport, Occurrence};
+use rblk_operate::target::events::{EVENT_LINES, Event, EventKind, Events, Occurrence};
 use rblk_operate::target::traffic::Stages;
 
-impl Control {
+/// See the module.
+#[derive(Debug, Default)]
+pub(in crate::control) struct EventLog {
+    events: Events,
+}
+
+impl EventLog {
     /// Notes an occurrence.
     pub(in crate::control) fn happened(&mut self, what: Occurrence) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -22,52 +27,56 @@ impl Control {
         }
     }
 
-    /// The events after this number.
-    pub(in crate::control) fn events_after(&self, number: u64) -> EventsReport {
-        let (last, events) = self.events.after(number);
-        EventsReport { instance: self.description.instance.to_string(), last, events }
+    /// The events.
+    pub(in crate::control) fn events(&self) -> &Events {
+        &self.events
     }
 
-    pub(in crate::control) fn name_of(&self, volume: VolumeIndex) -> Option<Name> {
-        self.core.volumes().iter().find(|v| v.index == volume).map(|v| v.name)
-    }
-
-    pub(in crate::control) fn on_store_failed(&mut self, failure: StoreFailure) {
+    /// The store of a volume failed.
+    pub(in crate::control) fn store_failed(&mut self, failure: &StoreFailure, core: &Core) {
         let text = format!("the store fails: {}", failure.errno);
         let what = Occurrence::new(EventKind::StoreError, text);
-        let volume = self.name_of(failure.volume).map(|name| name.to_string());
+        let volume = name_of(failure.volume, core);
         let StoreFailure { errno, job, since_last, .. } = failure;
         let named = volume.as_deref().unwrap_or("(removed)");
         tracing::error!(volume = named, job, %errno, since_last, "the store failed");
         self.happened(Occurrence { volume, ..what });
-        // The cause may be the file: cut, or read-only.
-        self.look_at_stores();
     }
 
-    pub(in crate::control) fn on_slow_io(&mut self, group: usize, slow: &SlowIo) {
+    /// A command took long.
+    pub(in crate::control) fn slow_io(&mut self, group: usize, slow: &SlowIo, core: &Core) {
         let what = Occurrence::new(EventKind::SlowIo, slow_text(group, slow));
-        let what = match self.core.sessions().get(slow.session) {
+        let what = match core.sessions().get(slow.session) {
             Some(session) => what.of_host(session.host_name, &session.peer),
             None => what,
         };
-        let volume = self.name_of(slow.volume).map(|name| name.to_string());
-        self.happened(Occurrence { volume, ..what });
+        self.happened(Occurrence { volume: name_of(slow.volume, core), ..what });
     }
 
-    pub(in crate::control) fn on_poller_broken(&mut self, group: usize, place: usize) {
-        let name = self.devices.at(place).map_or("a device", |device| device.caps().name.as_str());
-        let text = format!("a completion queue of {name} broke, in poll group {group}");
+    /// The completion queue of a device broke.
+    pub(in crate::control) fn poller_broke(&mut self, group: usize, device: &str) {
+        let text = format!("a completion queue of {device} broke, in poll group {group}");
         self.happened(Occurrence::new(EventKind::Device, text));
-        self.devices.poller_broke(group, place);
-        self.making.end_by(CqPlace { device: place, group });
     }
 
-    pub(in crate::control) fn tell_lost_writes(&mut self, volume: Option<Name>) {
+    /// The store of a volume lost acknowledged writes.
+    pub(in crate::control) fn lost_writes(&mut self, volume: VolumeIndex, core: &Core) {
+        let volume = core.volume(volume).map(|volume| volume.name);
+        tracing::error!(
+            ?volume,
+            "the store could not make acknowledged writes durable: every later flush of the volume fails; mend the \
+            disk or file system, then restart the target"
+        );
         let text =
             "acknowledged writes may be lost: every flush fails until the target is restarted";
         let what = Occurrence::new(EventKind::LostWrites, text);
         self.happened(Occurrence { volume: volume.map(|name| name.to_string()), ..what });
     }
+}
+
+/// The name of a served volume.
+pub(in crate::control) fn name_of(volume: VolumeIndex, core: &Core) -> Option<String> {
+    core.volume(volume).map(|volume| volume.name.to_string())
 }
 
 /// A slow command in words: its time, and the causes of its waits.
