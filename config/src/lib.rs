@@ -51,12 +51,15 @@ pub use host_config::{
 pub use key_file::KeyFileError;
 pub use mount::MountConfig;
 pub use schema::document::ignored_drop_ins;
-pub use schema::rule::{Key, Rule, Schema};
+pub use schema::flag_layer::{FlagLayer, Flagged};
+pub use schema::key_table::{Key, RetiredKey, Schema};
+pub use schema::rule::Rule;
 pub use setting::connection_protection::{Auth, Encrypt};
 pub use setting::digest_wish::{DigestWish, DigestWishError};
 pub use setting::on_loss::OnLoss;
 pub use setting::rate_limits::{ByteRate, Limits};
 pub use setting::spin_key::Spin;
+pub use setting::transport_keys::TransportKeys;
 pub use target::difference::{Difference, KeyChange, VolumeDifference};
 pub use target::drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use target::narrowing::{losers, narrowed};

@@ -669,7 +669,7 @@ impl Control {
     /// take the subnet manager's value, for this end alone. Before LOGIN no `detect` of the host is
     /// known.
     fn ack_timeout(&self, session: SessionIndex) -> AckTimeout {
-        if let Some(time) = self.volumes.running().ack_timeout {
+        if let Some(time) = self.volumes.running().transport.ack_timeout {
             return AckTimeout::of(time.get());
         }
         let session = self.core.sessions().get(session);

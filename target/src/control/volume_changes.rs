@@ -384,7 +384,7 @@ impl Control {
             ));
         }
         let before = self.volume_named(&name).ok_or("it is not served")?;
-        let limits = Limiter::renewed(before.limits.as_ref(), config.limits());
+        let limits = Limiter::renewed(before.limits.as_ref(), config.limits);
         let mut volume = Volume { read_only: config.read_only, limits, ..(**before).clone() };
         let bytes = bytes.unwrap_or(before.size_bytes());
         let block = before.block_size;
@@ -791,7 +791,8 @@ pub(crate) struct VolumeEdit {
 impl VolumeEdit {
     /// The volume with these values.
     pub(crate) fn on(self, config: &VolumeConfig) -> VolumeConfig {
-        let mut config = config.clone().with_limits(self.limits.on(config.limits()));
+        let mut config = config.clone();
+        config.limits = self.limits.on(config.limits);
         config.read_only = self.read_only.unwrap_or(config.read_only);
         // The rules of the configuration decide whether its store may have one.
         config.cache = self.cache.or(config.cache);
