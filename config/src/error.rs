@@ -159,7 +159,7 @@ impl fmt::Display for Fault {
             (Some(flag), Some(value)) => write!(f, "{flag} {}", value.trim_matches('"'))?,
             (Some(flag), None) => write!(f, "{flag}")?,
             (None, value) => {
-                // A quoted key may have any character, and messages are shown in terminals and logs.
+                // A quoted key may have any character, and terminals and logs show messages.
                 write!(f, "{}", self.key.escape_debug())?;
                 if let Some(value) = value {
                     write!(f, " = {value}")?;

@@ -50,15 +50,15 @@ key_table! {
         /// Name by which the target shows the host and remembers what it holds. Keep the name when
         /// the key changes.
         pub name: String = String::new() => Key::new(NAME).required("\"db1\"").no_flag().live();
-        /// Public keys that the host may prove, as `rblk-initiator key show` prints them there: one,
-        /// or two while it changes its key. A key belongs to one host.
+        /// Public keys that the host may prove, as `rblk-initiator key show` prints them there:
+        /// one, or two while it changes its key. A key belongs to one host.
         #[serde(serialize_with = "write_keys", deserialize_with = "read_keys")]
         pub keys: Vec<PublicKey> = Vec::new()
             => Key::list(&PUBLIC_KEY, KEYS_MAX)
                 .required("[\"rblk1:n4ja2ifhmaemcmpyur5k7rpesrcxf2h5xwdzd6wpggvre7d3kyu752zoua\"]")
                 .no_flag().live();
-        /// Volumes that the host may open: "VOLUME:rw", "VOLUME:ro" (read-only), "*:rw" or "*:ro" for
-        /// every volume that is not named. The host sees no other volume.
+        /// Volumes that the host may open: "VOLUME:rw", "VOLUME:ro" (read-only), "*:rw" or "*:ro"
+        /// for every volume that is not named. The host sees no other volume.
         pub volumes: Vec<VolumeRight> = Vec::new()
             => Key::list(&RIGHT, VOLUMES_MAX).required("[\"vol0:rw\", \"nothing:ro\"]").no_flag().live();
         /// Whether the host may take a volume over from the host that holds it.

@@ -10,10 +10,10 @@
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
 //! | `/etc/rblk/target.key`, `host.key` | [`key_file`] | the secret key of this end |
 //!
-//! Each key is described once: [`Key`] has its name, rule, default, help and flag. A command line is
-//! a [`FlagLayer`] over the files, so a flag has the rule and the error of its key. A program sets
-//! the fields, then calls `validate`, which applies the rules of a file. `dump` writes TOML that
-//! loads to the same value.
+//! Each key is described once: [`Key`] has its name, rule, default, help and flag. A command line
+//! is a [`FlagLayer`] over the files, so a flag has the rule and the error of its key. A program
+//! sets the fields, then calls `validate`, which applies the rules of a file. `dump` writes TOML
+//! that loads to the same value.
 //!
 //! An error names the place (file, line, column), the key, the value, the cause and the fix. All
 //! faults of a configuration are reported at once.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
+
 use crate::error::{ConfigError, Fault};
 use crate::host_config::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
@@ -37,13 +38,13 @@ const WAIT_MAX_DAYS: u64 = 30;
 const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
 
 key_table! {
-    /// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator mount`.
-    /// Programs set it, too, so a new key must not break their code.
+    /// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator
+    /// mount`. Programs set it, too, so a new key must not break their code.
     #[extra(serde(deny_unknown_fields), non_exhaustive)]
     pub struct MountConfig in MOUNT_KEYS {
         /// Addresses of one target, the best first. When the path in use fails, the mount tries the
-        /// other addresses at once (failover). All must lead to the same target, so give each target
-        /// a name of its own.
+        /// other addresses at once (failover). All must lead to the same target, so give each
+        /// target a name of its own.
         pub target: Vec<String> = Vec::new()
             => Key::list(&ADDRESS, 16)
                 .required("[\"rdma://192.0.2.1:7720\", \"tcp://192.0.2.1:7721\"]").no_flag();
@@ -53,34 +54,36 @@ key_table! {
         pub queues: Option<u16> = None
             => Key::count(1, limits::MOUNT_QPS_MAX as u32)
                 .absent("the number of CPUs, at most 4", "4");
-        /// QPs of each queue. Large requests use all of them, small requests use the first. `queues`
-        /// times `lanes` is at most 63. 1 is for many mounts by Soft-iWARP or Soft-RoCE: a second lane
-        /// takes 335 KiB of the target for each queue, and 2 MiB more over iWARP.
+        /// QPs of each queue. Large requests use all of them, small requests use the first.
+        /// `queues` times `lanes` is at most 63. 1 is for many mounts by Soft-iWARP or Soft-RoCE: a
+        /// second lane takes 335 KiB of the target for each queue, and 2 MiB more over iWARP.
         pub lanes: Option<u16> = None
             => Key::count(1, limits::LANES_MAX as u32)
                 .absent("2 on Soft-RoCE and Soft-iWARP (rxe, siw), where each QP has a thread of its \
                     own, and 1 on a card", "2").more("performance.md#memory");
-        /// Most requests outstanding on one queue. The target may allow fewer. A program on `io_uring`
-        /// that has more outstanding becomes slow: the kernel uses a thread for each one that waits.
+        /// Most requests outstanding on one queue. The target may allow fewer. A program on
+        /// `io_uring` that has more outstanding becomes slow: the kernel uses a thread for each one
+        /// that waits.
         pub queue_depth: u16 = limits::QUEUE_DEPTH_DEFAULT
             => Key::count(1, limits::QUEUE_DEPTH_MAX as u32);
-        /// Most data of one command; longer requests are split. The target may allow less. The mount
-        /// takes `queues` x `queue_depth` x `max_io` bytes of memory, at most 8 GiB.
+        /// Most data of one command; longer requests are split. The target may allow less. The
+        /// mount takes `queues` x `queue_depth` x `max_io` bytes of memory, at most 8 GiB.
         pub max_io: ByteSize = ByteSize(256 << 10) => Key::new(Rule::PowerOfTwo {
             min: limits::IO_MIN_BYTES as u64,
             max: limits::IO_MAX_BYTES as u64,
         });
-        /// Whether commands and data carry CRC-32C digests, which find every changed bit on the way.
+        /// Whether commands and data carry CRC-32C digests, which find every changed bit on the
+        /// way.
         ///
-        /// "auto": on software devices (Soft-RoCE, Soft-iWARP) and on TCP without encryption, unless
-        /// `max_io` is above 1MiB. Cards check the data that they move, and encryption finds every
-        /// change. "crc32c": always; a target without digests is refused. "off": never. With digests
-        /// one command moves at most 1 MiB.
+        /// "auto": on software devices (Soft-RoCE, Soft-iWARP) and on TCP without encryption,
+        /// unless `max_io` is above 1MiB. Cards check the data that they move, and encryption finds
+        /// every change. "crc32c": always; a target without digests is refused. "off": never. With
+        /// digests one command moves at most 1 MiB.
         pub digest: DigestWish = DigestWish::Auto
             => Key::word(DigestWish::WORDS).more("internals/wire.md#digests");
-        /// Files of tmpfs or hugetlbfs that programs map: direct I/O (`O_DIRECT`) with that memory is
-        /// not copied on this host. A file has its size already, whole pages and at most 4 GiB. Linux
-        /// 7.1; without digests.
+        /// Files of tmpfs or hugetlbfs that programs map: direct I/O (`O_DIRECT`) with that memory
+        /// is not copied on this host. A file has its size already, whole pages and at most 4 GiB.
+        /// Linux 7.1; without digests.
         pub shared_memory: Vec<PathBuf> = Vec::new()
             => Key::list(&MEMORY_FILE, SHARED_FILES_MAX)
                 .absent("all I/O is copied", "[\"/dev/shm/database\"]")
@@ -91,54 +94,55 @@ key_table! {
         /// Whether other hosts may write, too, if their mounts also set it. For software that can
         /// share a disk, such as a cluster file system. Not with `read_only`.
         pub shared: bool = false => Key::new(Rule::Flag);
-        /// Memory for copies of acknowledged writes that no FLUSH has covered yet, divided among the
-        /// queues. If the target or its machine dies, the mount writes these copies again. 0 keeps
-        /// none: then those writes are lost, see `on_loss`. 64MiB is a good value.
+        /// Memory for copies of acknowledged writes that no FLUSH has covered yet, divided among
+        /// the queues. If the target or its machine dies, the mount writes these copies again. 0
+        /// keeps none: then those writes are lost, see `on_loss`. 64MiB is a good value.
         pub retain: ByteSize = ByteSize(0)
             => Key::size(0, RETAIN_MAX, 4096).more("durability.md#retained-writes");
         /// Which FLUSHes (fsync, a journal's commit) fail after acknowledged writes may be lost.
         ///
-        /// "until-remount": every FLUSH fails with EIO until the disk is unmounted and mounted again,
-        /// so that every user of the disk hears of the loss: two file systems on two partitions, a
-        /// database beside a file system. "once": the FLUSHes that wait then, or the next one, fail;
-        /// later ones succeed. Only for a disk with one user that handles a failed FLUSH itself. Reads
-        /// and writes go on in both cases.
+        /// "until-remount": every FLUSH fails with EIO until the disk is unmounted and mounted
+        /// again, so that every user of the disk hears of the loss: two file systems on two
+        /// partitions, a database beside a file system. "once": the FLUSHes that wait then, or the
+        /// next one, fail; later ones succeed. Only for a disk with one user that handles a failed
+        /// FLUSH itself. Reads and writes go on in both cases.
         pub on_loss: OnLoss = OnLoss::UntilRemount
             => Key::word(OnLoss::WORDS).more("durability.md#how-a-loss-is-reported");
         /// N of /dev/ublkbN.
         pub device_id: Option<u32> = None
             => Key::count(0, DEVICE_ID_MAX).absent("the lowest free number", "7");
-        /// Pause after every address of a lost target was tried, with jitter. It doubles each time, up
-        /// to 1.5s, or up to 10s if the target has been away for a long time.
+        /// Pause after every address of a lost target was tried, with jitter. It doubles each time,
+        /// up to 1.5s, or up to 10s if the target has been away for a long time.
         pub reconnect_delay: Duration = Duration::from_secs(1)
             => Key::span(Duration::from_millis(10), Duration::from_secs(300));
         /// How long requests wait for a lost target before they fail.
         pub fail_after: Option<Duration> = None
             => Key::span(Duration::from_secs(0), Duration::from_secs(30 * 86_400))
                 .absent("without a limit, and no request fails", "\"10min\"");
-        /// After how much silence a path counts as lost. Up to three times as long on a disk without
-        /// I/O. A target waits at most 5 s, also with a longer `detect`, for a connection that receives
-        /// none of its data.
+        /// After how much silence a path counts as lost. Up to three times as long on a disk
+        /// without I/O. A target waits at most 5 s, also with a longer `detect`, for a connection
+        /// that receives none of its data.
         pub detect: Duration = Duration::from_secs(5)
             => Key::span(Duration::from_millis(100), Duration::from_secs(300));
-        /// How long one attempt to connect may take. An attempt to reconnect to a lost target may take
-        /// no longer than `detect`, or 1s if that is more.
+        /// How long one attempt to connect may take. An attempt to reconnect to a lost target may
+        /// take no longer than `detect`, or 1s if that is more.
         pub connect_timeout: Duration = Duration::from_secs(5)
             => Key::span(Duration::from_millis(100), Duration::from_secs(300));
-        /// How often an address that stands before the one in use is tried. When it answers twice, the
-        /// mount goes back to it, after the requests in flight are done. 0s never goes back.
+        /// How often an address that stands before the one in use is tried. When it answers twice,
+        /// the mount goes back to it, after the requests in flight are done. 0s never goes back.
         pub failback: Duration = Duration::from_secs(30)
             => Key::span(Duration::from_secs(0), Duration::from_secs(86_400));
         /// How long the mount command waits for a target that cannot be reached yet.
         pub wait: Duration = Duration::from_secs(0)
             => Key::span(Duration::from_secs(0), Duration::from_secs(WAIT_MAX_DAYS * 86_400))
                 .bare("30days");
-        /// Name of this host, as the target shows it. A target that asks for keys uses the name of its
-        /// `[[host]]` table.
+        /// Name of this host, as the target shows it. A target that asks for keys uses the name of
+        /// its `[[host]]` table.
         pub host_name: Option<String> = None
             => Key::new(NAME).absent("the name of the system", "\"db1\"");
-        /// Public key of the target, as `rblk-target key show` prints it there; two while it changes
-        /// its key. Both ends then prove their keys, and a target with another key is refused.
+        /// Public key of the target, as `rblk-target key show` prints it there; two while it
+        /// changes its key. Both ends then prove their keys, and a target with another key is
+        /// refused.
         #[serde(serialize_with = "write_keys", deserialize_with = "read_keys")]
         pub target_keys: Vec<PublicKey> = Vec::new()
             => Key::list(&PUBLIC_KEY, KEYS_MAX)

@@ -1,7 +1,8 @@
 //! The messages that users read when a file is wrong, word for word.
 
 use rblk_config::{
-    Auth, ByteSize, ConfigError, Duration, FlagLayer, MountConfig, StoreKind, TargetConfig, VolumeConfig,
+    Auth, ByteSize, ConfigError, Duration, FlagLayer, MountConfig, StoreKind, TargetConfig,
+    VolumeConfig,
 };
 
 const LISTEN: &str = "listen = ['rdma://192.0.2.1']\n";

@@ -1,7 +1,7 @@
 //! docs/keys.md and the example files follow from the descriptions of the keys.
 //!
-//! After a change of a description, `RBLK_WRITE=1 cargo test -p rblk-config --test reference` writes
-//! both again.
+//! After a change of a description, `RBLK_WRITE=1 cargo test -p rblk-config --test reference`
+//! writes both again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ fn comment(paragraph: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The lines of a key in an example. `shown`: the example has a value, though the key may be absent.
+/// The lines of a key in an example. `shown`: it has a value, though the key may be absent.
 fn entry(schema: &Schema, key: &Key, shown: bool) -> String {
     let mut paragraphs = key.plain_paragraphs();
     let mut facts = if key.required { "Required. ".to_owned() } else { String::new() };
@@ -107,8 +107,7 @@ fn entry(schema: &Schema, key: &Key, shown: bool) -> String {
 /// The entries of a table, with an empty line between two.
 fn entries(schema: &Schema, shown: &[&str]) -> String {
     let keys = schema.keys().filter(|key| !matches!(key.rule, Rule::Tables(_)));
-    let all: Vec<String> =
-        keys.map(|key| entry(schema, key, shown.contains(&key.name))).collect();
+    let all: Vec<String> = keys.map(|key| entry(schema, key, shown.contains(&key.name))).collect();
     all.join("\n")
 }
 
@@ -172,8 +171,7 @@ fn keys_page() {
         ("## Keys of a host", HostConfig::keys()),
         ("## Keys of a mount", MountConfig::keys()),
     ];
-    let expected = tables
-        .into_iter()
-        .fold(page, |page, (heading, schema)| with_table(&page, heading, schema));
+    let expected =
+        tables.into_iter().fold(page, |page, (heading, schema)| with_table(&page, heading, schema));
     assert_is(&path, &expected);
 }

@@ -11,7 +11,7 @@ use toml::{Spanned, Value};
 
 use crate::error::{ConfigError, Fault, Site};
 use crate::schema::faults::judge;
-use crate::schema::flag_layer::{FlagLayer, FlagValue, Given};
+use crate::schema::flag_layer::{FlagEffect, FlagLayer, FlagValue};
 use crate::schema::key_table::Schema;
 use crate::schema::rule::join;
 
@@ -71,17 +71,17 @@ impl Document {
 
     /// Adds the values of flags, over those of the files.
     pub(crate) fn lay_flags(&mut self, flags: &FlagLayer) {
-        for FlagValue { key, flag, given } in flags.values() {
-            let at = match given {
-                Given::Value(value) => {
+        for FlagValue { key, flag, effect } in flags.values() {
+            let at = match effect {
+                FlagEffect::Value(value) => {
                     self.table.insert((*key).to_owned(), value.clone());
                     (*key).to_owned()
                 }
-                Given::Nothing => {
+                FlagEffect::Nothing => {
                     self.table.remove(*key);
                     continue;
                 }
-                Given::Items(items) => {
+                FlagEffect::Items(items) => {
                     let all = self.table.entry(*key).or_insert_with(|| Value::Array(Vec::new()));
                     let Value::Array(all) = all else { continue };
                     let first = all.len();
@@ -90,7 +90,7 @@ impl Document {
                     self.sites.flags.extend(others.map(|at| (at, flag.clone())));
                     continue;
                 }
-                Given::HostKey { name, key } => {
+                FlagEffect::HostKey { name, key } => {
                     self.lay_host_key(name, key);
                     continue;
                 }

@@ -25,12 +25,12 @@ pub(crate) struct FlagValue {
     /// The flag, for messages. `None` where the path of the key says more.
     pub(crate) flag: Option<String>,
     /// The value.
-    pub(crate) given: Given,
+    pub(crate) effect: FlagEffect,
 }
 
 /// The effect of a flag on its key.
 #[derive(Clone, Debug)]
-pub(crate) enum Given {
+pub(crate) enum FlagEffect {
     /// The key gets this value.
     Value(Value),
     /// The key has no value.
@@ -56,27 +56,29 @@ impl FlagLayer {
     ) {
         let mut texts = texts.into_iter();
         let value = match key.rule {
-            Rule::List { item, .. } => Value::Array(texts.map(|text| item.value_of(text)).collect()),
+            Rule::List { item, .. } => {
+                Value::Array(texts.map(|text| item.value_of(text)).collect())
+            }
             rule => rule.value_of(texts.next().unwrap_or_default()),
         };
-        self.push(key.name, Some(flag.to_owned()), Given::Value(value));
+        self.push(key.name, Some(flag.to_owned()), FlagEffect::Value(value));
     }
 
     /// Gives a key the value of an argument without a flag.
     pub fn set_argument(&mut self, key: &'static str, value: impl Into<Value>) {
-        self.push(key, None, Given::Value(value.into()));
+        self.push(key, None, FlagEffect::Value(value.into()));
     }
 
     /// Takes the value of a key away.
     pub fn clear(&mut self, key: &'static Key) {
-        self.push(key.name, None, Given::Nothing);
+        self.push(key.name, None, FlagEffect::Nothing);
     }
 
     /// Adds items to the list of a key.
     pub fn extend(&mut self, key: &'static str, flag: &str, items: &[String]) {
         let items: Vec<Value> = items.iter().cloned().map(Value::String).collect();
         if !items.is_empty() {
-            self.push(key, Some(flag.to_owned()), Given::Items(items));
+            self.push(key, Some(flag.to_owned()), FlagEffect::Items(items));
         }
     }
 
@@ -85,15 +87,16 @@ impl FlagLayer {
     /// # Errors
     /// [`ConfigError::Dump`] if its path is not UTF-8.
     pub fn add_volume(&mut self, volume: &VolumeConfig) -> Result<(), ConfigError> {
-        let table = Table::try_from(volume).map_err(|error| ConfigError::Dump(error.to_string()))?;
-        self.push("volume", None, Given::Items(vec![Value::Table(table)]));
+        let table =
+            Table::try_from(volume).map_err(|error| ConfigError::Dump(error.to_string()))?;
+        self.push("volume", None, FlagEffect::Items(vec![Value::Table(table)]));
         Ok(())
     }
 
     /// Adds a host that may open every volume, or a key of a host of the files.
     pub fn add_host(&mut self, name: &str, key: &str) {
         let (name, key) = (name.to_owned(), key.to_owned());
-        self.push("host", None, Given::HostKey { name, key });
+        self.push("host", None, FlagEffect::HostKey { name, key });
     }
 
     /// Adds all values of another command's flags.
@@ -112,7 +115,8 @@ impl FlagLayer {
     /// # Errors
     /// [`ConfigError`] of a value.
     pub fn over<T: Flagged>(&self, config: &T) -> Result<T, ConfigError> {
-        let table = Table::try_from(config).map_err(|error| ConfigError::Dump(error.to_string()))?;
+        let table =
+            Table::try_from(config).map_err(|error| ConfigError::Dump(error.to_string()))?;
         let mut document = Document::of(table);
         document.lay_flags(self);
         document.decode_given(T::schema(), self)
@@ -122,8 +126,8 @@ impl FlagLayer {
         &self.values
     }
 
-    fn push(&mut self, key: &'static str, flag: Option<String>, given: Given) {
-        self.values.push(FlagValue { key, flag, given });
+    fn push(&mut self, key: &'static str, flag: Option<String>, effect: FlagEffect) {
+        self.values.push(FlagValue { key, flag, effect });
     }
 }
 

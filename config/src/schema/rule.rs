@@ -238,7 +238,9 @@ impl Rule {
         match self {
             Self::Count { .. } | Self::Choice(_) => text.parse().map(Value::Integer).ok(),
             Self::Flag => text.parse().map(Value::Boolean).ok(),
-            Self::Text { noun: "path", .. } if !text.is_empty() && !text.starts_with(CREDENTIAL) => {
+            Self::Text { noun: "path", .. }
+                if !text.is_empty() && !text.starts_with(CREDENTIAL) =>
+            {
                 let path = std::path::absolute(text).ok();
                 path.and_then(|path| path.to_str().map(|path| Value::String(path.to_owned())))
             }
@@ -526,7 +528,10 @@ fn check_socket(text: &str) -> Result<(), String> {
 }
 
 /// The candidate that was probably meant, if one is close.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    word: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     let word = word.to_ascii_lowercase().replace('-', "_");
     candidates
         .map(|candidate| (distance(&word, candidate), candidate))

@@ -9,12 +9,12 @@ use crate::units::Duration;
 key_table! {
     /// The keys of connections. They stand beside the other keys of a target and of a mount.
     pub struct TransportKeys in TRANSPORT_KEYS {
-        /// How long an idle data thread looks for work before it sleeps. "adaptive": as long as that
-        /// saved time lately, and not at all if other programs need the CPU. "always": the thread
-        /// never sleeps.
+        /// How long an idle data thread looks for work before it sleeps. "adaptive": as long as
+        /// that saved time lately, and not at all if other programs need the CPU. "always": the
+        /// thread never sleeps.
         pub spin: Spin = Spin::Adaptive => Key::new(Rule::Spin { max: Duration::from_millis(10) });
-        /// Whether `tcp://` connections are encrypted, by the kernel (module `tls`). "auto": if both
-        /// ends prove their keys and both kernels can. "required": a connection that cannot be
+        /// Whether `tcp://` connections are encrypted, by the kernel (module `tls`). "auto": if
+        /// both ends prove their keys and both kernels can. "required": a connection that cannot be
         /// encrypted is refused. "off": never. No effect on `rdma://`.
         pub encrypt: Encrypt = Encrypt::Auto
             => Key::word(Encrypt::WORDS).more("security.md#encryption");
@@ -29,8 +29,8 @@ key_table! {
             => Key::count(0, 255).absent("the default of the system", "106")
                 .more("install.md#the-network");
         /// How long an RDMA card waits for an acknowledgement before it sends a packet again,
-        /// rounded down to a power of two of 4.096 us. A card may take up to four times as long, and
-        /// a connection ends after seven tries.
+        /// rounded down to a power of two of 4.096 us. A card may take up to four times as long,
+        /// and a connection ends after seven tries.
         pub ack_timeout: Option<Duration> = None
             => Key::span(Duration::from_millis(1), Duration::from_secs(30))
                 .absent("the longest with which seven tries fit into the mount's detect, at least 67 ms",

@@ -75,9 +75,8 @@ impl VolumeDifference {
     #[must_use]
     pub fn fixed(&self) -> Option<&KeyChange> {
         let Self::Alter { keys, .. } = self else { return None };
-        let is_live = |change: &&KeyChange| {
-            VolumeConfig::keys().key(&change.key).is_some_and(|key| key.live)
-        };
+        let is_live =
+            |change: &&KeyChange| VolumeConfig::keys().key(&change.key).is_some_and(|key| key.live);
         keys.iter().find(|change| !is_live(change))
     }
 }

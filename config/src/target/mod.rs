@@ -51,8 +51,8 @@ key_table! {
     /// Configuration of a target.
     #[extra(serde(deny_unknown_fields))]
     pub struct TargetConfig in TARGET_KEYS {
-        /// Addresses to listen on: `rdma://` for InfiniBand, RoCE or iWARP, `tcp://` for hosts without
-        /// an RDMA card. The port may be left out. `[::]` is every address, of IPv4 too.
+        /// Addresses to listen on: `rdma://` for InfiniBand, RoCE or iWARP, `tcp://` for hosts
+        /// without an RDMA card. The port may be left out. `[::]` is every address, of IPv4 too.
         pub listen: Vec<String> = Vec::new()
             => Key::list(&ADDRESS, 64)
                 .absent("tcp://[::]:7721, and rdma://[::]:7720 if this host has an RDMA device",
@@ -60,8 +60,8 @@ key_table! {
         /// RDMA devices that connections may come by, by their names in `rdma link`.
         pub devices: Option<Vec<String>> = None
             => Key::list(&NAME, 64).absent("all", "[\"mlx5_0\", \"mlx5_1\"]");
-        /// Name of the target, as initiators show it. Set it where DHCP or cloud-init may change the
-        /// name of the host: mounts do not go to a target of another name.
+        /// Name of the target, as initiators show it. Set it where DHCP or cloud-init may change
+        /// the name of the host: mounts do not go to a target of another name.
         pub name: Option<String> = None
             => Key::new(NAME).absent("the name of the host", "\"store1\"");
         /// Socket by which `rblk-target status`, `drain` and other commands reach the target.
@@ -69,8 +69,8 @@ key_table! {
             => Key::new(SOCKET);
         /// Directory where the target records whether it stopped cleanly, and which hosts held its
         /// volumes; it is made if it is absent. Targets of the same name need one each. Keep it
-        /// together with the volumes: without it the target cannot tell whether another host wrote a
-        /// volume before a mount reconnects.
+        /// together with the volumes: without it the target cannot tell whether another host wrote
+        /// a volume before a mount reconnects.
         pub state_dir: PathBuf = PathBuf::from("/var/lib/rblk") => Key::new(DIRECTORY);
         /// Data threads.
         pub poll_groups: Option<u16> = None
@@ -81,16 +81,16 @@ key_table! {
         pub cpus: Option<Vec<u16>> = None
             => Key::list(&Rule::Count { min: 0, max: CPU_MAX }, 1024)
                 .absent("any", "[2, 3, 4, 5]");
-        /// Memory for data in flight and for the block cache, at least 4 x `max_io`. It is registered
-        /// with the RDMA device and locked: see `ulimit -l` or `LimitMEMLOCK=`. More memory means more
-        /// cached blocks.
+        /// Memory for data in flight and for the block cache, at least 4 x `max_io`. It is
+        /// registered with the RDMA device and locked: see `ulimit -l` or `LimitMEMLOCK=`. More
+        /// memory means more cached blocks.
         pub arena: ByteSize = ByteSize(256 << 20) => Key::size(1 << 20, ARENA_MAX, 4096);
-        /// Reserved huge pages of 2 MiB for the arena (sysctl `vm.nr_hugepages`): "auto" uses them if
-        /// enough are free, "never" uses ordinary pages, "required" does not start without them. With
-        /// them an RDMA device needs fewer translation entries.
+        /// Reserved huge pages of 2 MiB for the arena (sysctl `vm.nr_hugepages`): "auto" uses them
+        /// if enough are free, "never" uses ordinary pages, "required" does not start without them.
+        /// With them an RDMA device needs fewer translation entries.
         pub hugepages: HugePages = HugePages::Auto => Key::word(HugePages::WORDS);
-        /// Most acknowledged data of write-back volumes that is only in memory, from `max_io` to half
-        /// of `arena`. At the limit, writes wait for the stores.
+        /// Most acknowledged data of write-back volumes that is only in memory, from `max_io` to
+        /// half of `arena`. At the limit, writes wait for the stores.
         pub dirty_max: Option<ByteSize> = None
             => Key::size(limits::IO_MIN_BYTES as u64, ARENA_MAX / 2, 4096)
                 .absent("a quarter of arena", "\"64MiB\"");
@@ -106,26 +106,27 @@ key_table! {
         /// Most requests outstanding on one queue. Initiators may ask for less.
         pub queue_depth_max: u16 = limits::QUEUE_DEPTH_GRANTED_DEFAULT
             => Key::count(1, limits::QUEUE_DEPTH_MAX as u32);
-        /// Writes up to this size travel inside the command, which saves a message and a round trip.
-        /// 16KiB is for writes of 8 or 16 KiB, such as the pages of a database: each takes 2 messages
-        /// instead of 3. It costs 520 KiB more for each queue over RDMA, and a copy of each write of
-        /// 4 KiB.
+        /// Writes up to this size travel inside the command, which saves a message and a round
+        /// trip. 16KiB is for writes of 8 or 16 KiB, such as the pages of a database: each takes 2
+        /// messages instead of 3. It costs 520 KiB more for each queue over RDMA, and a copy of
+        /// each write of 4 KiB.
         pub inline: ByteSize = ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64)
             => Key::size(0, limits::IN_CAPSULE_MAX_BYTES as u64, 512).more("performance.md#memory");
         /// How long a target that stops waits for initiators and for commands in flight.
         pub drain_timeout: Duration = Duration::from_secs(10)
             => Key::span(Duration::from_secs(0), Duration::from_secs(3600));
-        /// How long a target that stops goes on with the write of dirty data to stores that refuse it
-        /// or do not answer. Then that data is lost. systemd must wait longer: `TimeoutStopSec=`.
+        /// How long a target that stops goes on with the write of dirty data to stores that refuse
+        /// it or do not answer. Then that data is lost. systemd must wait longer:
+        /// `TimeoutStopSec=`.
         pub stop_timeout: Duration = STOP_TIMEOUT
             => Key::span(Duration::from_secs(0), Duration::from_secs(3600));
-        /// Most sessions at once. Each mount is one. One host has a quarter of them, at least 8: for
-        /// 1000 mounts of one host write 4000.
+        /// Most sessions at once. Each mount is one. One host has a quarter of them, at least 8:
+        /// for 1000 mounts of one host write 4000.
         pub sessions_max: u32 = 1024
             => Key::count(1, 65_536).more("security.md#how-much-a-host-may-take");
         /// How long an initiator without connections keeps its volumes. After that another host may
-        /// open them, and the first host is fenced when it reconnects. Also how long a restarted target
-        /// waits for the hosts that held a volume before the restart.
+        /// open them, and the first host is fenced when it reconnects. Also how long a restarted
+        /// target waits for the hosts that held a volume before the restart.
         pub lease: Duration = Duration::from_secs(30)
             => Key::span(Duration::from_secs(1), Duration::from_secs(3600));
         /// Hosts that may connect. "required": the hosts of the `[[host]]` tables, each by its key.
@@ -145,13 +146,14 @@ key_table! {
         pub key_file_next: Option<PathBuf> = None
             => Key::new(KEY_FILE).absent("no second key", "\"/etc/rblk/target-next.key\"")
                 .more("security.md#change-the-key-of-the-target");
-        /// Address and port of metrics (/metrics, for Prometheus), health (/healthz) and a live page (/)
-        /// over HTTP. Read-only, and without authentication: 127.0.0.1 and `[::1]` keep it on this host.
+        /// Address and port of metrics (/metrics, for Prometheus), health (/healthz) and a live
+        /// page (/) over HTTP. Read-only, and without authentication: 127.0.0.1 and `[::1]` keep it
+        /// on this host.
         pub http: Option<SocketAddr> = None
             => Key::new(SOCKET_ADDRESS).absent("no HTTP", "\"127.0.0.1:9720\"")
                 .more("monitor.md#the-live-page-and-http");
-        /// Commands that take at least this long become events, at most one a second.
-        /// `rblk-target events` shows what they waited for.
+        /// Commands that take at least this long become events, at most one a second. `rblk-target
+        /// events` shows what they waited for.
         pub slow_io: Option<Duration> = None
             => Key::span(Duration::from_micros(1), Duration::from_secs(3600))
                 .absent("none", "\"100ms\"").more("monitor.md#events");

@@ -42,13 +42,13 @@ key_table! {
     pub struct VolumeConfig in VOLUME_KEYS {
         /// Name by which initiators open the volume.
         pub name: String = String::new() => Key::new(NAME).required("\"vol0\"").no_flag();
-        /// Where the data is. "file": a file or a block device, named by `path`. "memory": the memory
-        /// of the target; the data is lost when the target stops. "null": nowhere, for measurements;
-        /// writes are dropped and reads return zeros.
+        /// Where the data is. "file": a file or a block device, named by `path`. "memory": the
+        /// memory of the target; the data is lost when the target stops. "null": nowhere, for
+        /// measurements; writes are dropped and reads return zeros.
         pub store: StoreKind = StoreKind::File
             => Key::word(StoreKind::WORDS).required("\"file\"").no_flag();
-        /// File or block device. Required for "file", and for "file" only. Each volume of each target
-        /// needs its own.
+        /// File or block device. Required for "file", and for "file" only. Each volume of each
+        /// target needs its own.
         pub path: Option<PathBuf> = None
             => Key::new(PATH).absent("none", "\"/srv/rblk/vol0.img\"").no_flag();
         /// Size, a multiple of `block_size`. Required for "memory" and "null". With "file" the file
@@ -57,8 +57,8 @@ key_table! {
         pub size: Option<ByteSize> = None
             => Key::size(512, SIZE_MAX, 512)
                 .absent("the size of the file or device", "\"64GiB\"").no_flag().live();
-        /// Bytes of a logical block. An image of a whole disk (an installer, a cloud image, a copy by
-        /// dd) mostly has a partition table of 512-byte sectors: it needs 512.
+        /// Bytes of a logical block. An image of a whole disk (an installer, a cloud image, a copy
+        /// by dd) mostly has a partition table of 512-byte sectors: it needs 512.
         pub block_size: u32 = BLOCK_SIZE_DEFAULT => Key::new(Rule::Choice(BLOCK_SIZES));
         /// Whether the target refuses writes, also those of hosts that have the volume open.
         pub read_only: bool = false => Key::new(Rule::Flag).live();
@@ -69,8 +69,8 @@ key_table! {
         /// Mode of the block cache, for "file" only. "none": every read and every write goes to the
         /// store. "write-through": reads come from memory if the blocks are there; a write is
         /// acknowledged when the store has it. "write-back": a write is acknowledged when it is in
-        /// memory, and written to the store later; a FLUSH, and a write with FUA, wait for the store.
-        /// Other acknowledged writes are lost when the target dies. Not with `read_only`.
+        /// memory, and written to the store later; a FLUSH, and a write with FUA, wait for the
+        /// store. Other acknowledged writes are lost when the target dies. Not with `read_only`.
         pub cache: Option<CacheMode> = None
             => Key::word(CacheMode::WORDS)
                 .absent("\"write-through\" for \"file\", \"none\" for the others", "\"write-through\"")
@@ -91,8 +91,8 @@ key_table! {
             => Key::size(CACHE_PART_LEAST, CACHE_PART_MOST, 4096)
                 .absent("as much as there is", "\"256MiB\"").live()
                 .more("change.md#a-maximum-of-the-cache-for-a-volume");
-        /// Volume that this one shows as it once was. `rblk-target volume snapshot` writes it, and the
-        /// value is only displayed.
+        /// Volume that this one shows as it once was. `rblk-target volume snapshot` writes it, and
+        /// the value is only displayed.
         pub snapshot_of: Option<String> = None
             => Key::new(NAME).absent("no snapshot", "\"vol1\"").no_flag().live()
                 .more("change.md#snapshots");

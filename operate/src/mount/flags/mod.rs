@@ -502,7 +502,10 @@ mod tests {
         assert_eq!(config.target_keys, keys.map(|key| key.parse().unwrap()));
         assert_eq!(config.key_file, PathBuf::from("/k"));
         let config = of(&["--target-key", keys[0], "--encrypt", "required", "--digest", "crc32c"]);
-        assert_eq!((config.transport.encrypt, config.digest), (Encrypt::Required, DigestWish::Crc32c));
+        assert_eq!(
+            (config.transport.encrypt, config.digest),
+            (Encrypt::Required, DigestWish::Crc32c)
+        );
         assert_eq!(config.key_file, PathBuf::from(HOST_KEY_FILE));
         // The target's keys come from the flags, or else from the file.
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -588,7 +591,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "target = ['tcp://192.0.2.1']\ndetect = '1ms'\n").unwrap();
         let path = file.path().to_str().unwrap();
-        let words = ["rblk-initiator", "mount", "--config", path, "--max-io", "3MiB", "--retain", "1"];
+        let words =
+            ["rblk-initiator", "mount", "--config", path, "--max-io", "3MiB", "--retain", "1"];
         let Command::Mount(args) = Cli::try_parse_from(words).unwrap().command else { panic!() };
         let error = args.configuration().unwrap_err().to_string();
         let lines: Vec<&str> = error.lines().collect();

@@ -144,5 +144,6 @@ fn wants_tls(config: &TargetConfig) -> bool {
     let is_tcp = |text: &String| text.parse().is_ok_and(|a: Address| a.scheme == Scheme::Tcp);
     config.listen.iter().any(is_tcp)
         && config.transport.encrypt != Encrypt::Off
-        && (config.authentication() == Auth::Required || config.transport.encrypt == Encrypt::Required)
+        && (config.authentication() == Auth::Required
+            || config.transport.encrypt == Encrypt::Required)
 }
