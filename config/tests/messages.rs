@@ -632,10 +632,10 @@ fn command_line() {
     );
     assert_eq!(
         MountConfig::default().validate().unwrap_err().to_string(),
-        "target: missing; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
-         or \"tcp://[2001:db8::1]:7721\"\n\
-         volume = \"\": empty; write 1 to 64 letters, digits, \".\", \"_\" or \"-\", \
-         not starting with \".\" or \"-\""
+        "volume = \"\": empty; write 1 to 64 letters, digits, \".\", \"_\" or \"-\", \
+         not starting with \".\" or \"-\"\n\
+         target: missing; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
+         or \"tcp://[2001:db8::1]:7721\""
     );
     let mut config = MountConfig::new("store1", "v");
     config.fail_after = Some(Duration::from_secs(0));
