@@ -75,6 +75,8 @@ impl fmt::Display for Site {
 pub struct Fault {
     /// Where it is. `None` for a default or a value of the command line.
     pub site: Option<Site>,
+    /// The flag that gave the value, such as `--max-io`.
+    pub flag: Option<String>,
     /// Path of the key, such as `max_io` or `volume[2].size`.
     pub key: String,
     /// The value as TOML, if there is one.
@@ -104,6 +106,7 @@ impl Fault {
     ) -> Self {
         Self {
             site: None,
+            flag: None,
             key: key.into(),
             value: None,
             problem: problem.into(),
@@ -152,10 +155,16 @@ impl fmt::Display for Fault {
         if let Some(site) = &self.site {
             write!(f, "{site}: ")?;
         }
-        // A quoted key may have any character, and messages are shown in terminals and logs.
-        write!(f, "{}", self.key.escape_debug())?;
-        if let Some(value) = &self.value {
-            write!(f, " = {value}")?;
+        match (&self.flag, &self.value) {
+            (Some(flag), Some(value)) => write!(f, "{flag} {}", value.trim_matches('"'))?,
+            (Some(flag), None) => write!(f, "{flag}")?,
+            (None, value) => {
+                // A quoted key may have any character, and terminals and logs show messages.
+                write!(f, "{}", self.key.escape_debug())?;
+                if let Some(value) = value {
+                    write!(f, " = {value}")?;
+                }
+            }
         }
         write!(f, ": {}", self.problem)?;
         if let Some(site) = &self.other_site {

@@ -8,8 +8,10 @@ use rblk_protocol::auth::PublicKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
-use crate::schema::rule::{Key, NAME, Rule, Schema, check_name, join};
-use crate::setting::rate_limits::{self, ByteRate, Limits};
+use crate::schema::flag_layer::Flagged;
+use crate::schema::key_table::{Key, Schema, key_table};
+use crate::schema::rule::{NAME, Rule, check_name, join};
+use crate::setting::rate_limits::{LIMIT_KEYS, Limits};
 use crate::units::ByteSize;
 
 /// Most keys of a host, and of a target as a mount knows it: the one in use and the next one.
@@ -29,68 +31,52 @@ const MEMORY_MAX: u64 = 1 << 40;
 
 /// A public key.
 pub(crate) const PUBLIC_KEY: Rule = Rule::Text {
+    noun: "public key",
     form: "a public key such as `rblk-target key show` or `rblk-initiator key show` prints, \
            \"rblk1:\" and 58 letters and digits",
     check: check_key,
 };
 
 const RIGHT: Rule = Rule::Text {
+    noun: "right",
     form: "a volume and what the host may do, such as \"vol0:rw\", \"logs:ro\" or \"*:rw\"",
     check: check_right,
 };
 
-pub(crate) static HOST_KEYS: Schema = Schema {
-    keys: &[
-        Key::required("name", NAME),
-        Key::required("keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
-        Key::required("volumes", Rule::List { item: &RIGHT, max: VOLUMES_MAX }),
-        Key::optional("take_over", Rule::Flag),
-        Key::optional("connections_max", Rule::Count { min: 2, max: 65_536 }),
-        Key::optional("memory_max", Rule::Size { min: MEMORY_MIN, max: MEMORY_MAX, step: 4096 }),
-        rate_limits::IOPS,
-        rate_limits::BANDWIDTH,
-        rate_limits::IOPS_BURST,
-        rate_limits::BANDWIDTH_BURST,
-    ],
-};
-
-/// A host: a `[[host]]` table.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HostConfig {
-    /// The name that the target shows and by which it remembers the holder of a volume. A host that
-    /// gets new keys stays the same host as long as its name stays. The table of keys requires it.
-    #[serde(default)]
-    pub name: String,
-    /// The keys that the host may prove: one, or two while it changes its key. A key belongs to one
-    /// host. The table of keys requires them.
-    #[serde(default, serialize_with = "write_keys", deserialize_with = "read_keys")]
-    pub keys: Vec<PublicKey>,
-    /// The volumes that the host may open. It sees no others. The table of keys requires it.
-    #[serde(default)]
-    pub volumes: Vec<VolumeRight>,
-    /// Whether the host may take a volume over from the host that holds it.
-    #[serde(default)]
-    pub take_over: bool,
-    /// Most connections of the host at once. If absent: a quarter of those that the target has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub connections_max: Option<u32>,
-    /// Most memory that the connections of the host take. If absent: a quarter of the memory of the
-    /// target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_max: Option<ByteSize>,
-    /// Most commands of its mounts per second. If absent: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u32>,
-    /// Most bytes of its mounts per second. If absent: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<ByteRate>,
-    /// Most commands at once after a pause. If absent: those of a tenth of a second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops_burst: Option<u32>,
-    /// Most bytes at once after a pause. If absent: those of a tenth of a second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth_burst: Option<ByteSize>,
+key_table! {
+    /// A host: a `[[host]]` table.
+    #[extra(serde(deny_unknown_fields))]
+    pub struct HostConfig in HOST_KEYS {
+        /// Name by which the target shows the host and remembers what it holds. Keep the name when
+        /// the key changes.
+        pub name: String = String::new() => Key::new(NAME).required("\"db1\"").no_flag().live();
+        /// Public keys that the host may prove, as `rblk-initiator key show` prints them there:
+        /// one, or two while it changes its key. A key belongs to one host.
+        #[serde(serialize_with = "write_keys", deserialize_with = "read_keys")]
+        pub keys: Vec<PublicKey> = Vec::new()
+            => Key::list(&PUBLIC_KEY, KEYS_MAX)
+                .required("[\"rblk1:n4ja2ifhmaemcmpyur5k7rpesrcxf2h5xwdzd6wpggvre7d3kyu752zoua\"]")
+                .no_flag().live();
+        /// Volumes that the host may open: "VOLUME:rw", "VOLUME:ro" (read-only), "*:rw" or "*:ro"
+        /// for every volume that is not named. The host sees no other volume.
+        pub volumes: Vec<VolumeRight> = Vec::new()
+            => Key::list(&RIGHT, VOLUMES_MAX).required("[\"vol0:rw\", \"nothing:ro\"]").no_flag().live();
+        /// Whether the host may take a volume over from the host that holds it.
+        pub take_over: bool = false => Key::new(Rule::Flag).live();
+        /// Most connections of the host at once. Each mount has one for control, and one for each
+        /// lane of each queue.
+        pub connections_max: Option<u32> = None
+            => Key::count(2, 65_536).absent("a quarter of those of the target", "64").live()
+                .more("security.md#how-much-a-host-may-take");
+        /// Most memory of the connections of the host.
+        pub memory_max: Option<ByteSize> = None
+            => Key::size(MEMORY_MIN, MEMORY_MAX, 4096)
+                .absent("a quarter of the memory of the target, at least 512MiB", "\"128MiB\"").live()
+                .more("security.md#how-much-a-host-may-take");
+        /// The limits of all mounts of the host together.
+        #[serde(flatten)]
+        pub limits: Limits = Limits::default() => Key::new(Rule::Keys(&LIMIT_KEYS));
+    }
 }
 
 /// The right of a host to a volume, or to every volume: `vol0:rw`, `*:ro`.
@@ -127,41 +113,12 @@ impl HostConfig {
     /// A host with these keys and these rights.
     #[must_use]
     pub fn new(name: impl Into<String>, keys: Vec<PublicKey>, volumes: Vec<VolumeRight>) -> Self {
-        Self {
-            name: name.into(),
-            keys,
-            volumes,
-            take_over: false,
-            connections_max: None,
-            memory_max: None,
-            iops: None,
-            bandwidth: None,
-            iops_burst: None,
-            bandwidth_burst: None,
-        }
-    }
-
-    /// The limits of all its mounts together.
-    #[must_use]
-    pub fn limits(&self) -> Limits {
-        Limits {
-            iops: self.iops,
-            bandwidth: self.bandwidth,
-            iops_burst: self.iops_burst,
-            bandwidth_burst: self.bandwidth_burst,
-        }
-    }
-
-    /// The host with other limits.
-    #[must_use]
-    pub fn with_limits(self, limits: Limits) -> Self {
-        let Limits { iops, bandwidth, iops_burst, bandwidth_burst } = limits;
-        Self { iops, bandwidth, iops_burst, bandwidth_burst, ..self }
+        Self { name: name.into(), keys, volumes, ..Self::default() }
     }
 
     /// The keys of a `[[host]]` table.
     #[must_use]
-    pub fn schema() -> &'static Schema {
+    pub fn keys() -> &'static Schema {
         &HOST_KEYS
     }
 
@@ -278,6 +235,12 @@ impl Serialize for VolumeRight {
 impl<'de> Deserialize<'de> for VolumeRight {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl Flagged for HostConfig {
+    fn schema() -> &'static Schema {
+        &HOST_KEYS
     }
 }
 

@@ -10,9 +10,10 @@
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
 //! | `/etc/rblk/target.key`, `host.key` | [`key_file`] | the secret key of this end |
 //!
-//! A command line uses the same types: set the fields, then call `validate`, which applies the
-//! rules of a file. [`ByteSize`] and [`Duration`] are `FromStr`, so a file and a command line
-//! accept the same texts. `dump` writes TOML that loads to the same value.
+//! Each key is described once: [`Key`] has its name, rule, default, help and flag. A command line
+//! is a [`FlagLayer`] over the files, so a flag has the rule and the error of its key. A program
+//! sets the fields, then calls `validate`, which applies the rules of a file. `dump` writes TOML
+//! that loads to the same value.
 //!
 //! An error names the place (file, line, column), the key, the value, the cause and the fix. All
 //! faults of a configuration are reported at once.
@@ -51,12 +52,15 @@ pub use host_config::{
 pub use key_file::KeyFileError;
 pub use mount::MountConfig;
 pub use schema::document::ignored_drop_ins;
-pub use schema::rule::{Key, Rule, Schema};
+pub use schema::flag_layer::{FlagLayer, Flagged};
+pub use schema::key_table::{Key, RetiredKey, Schema};
+pub use schema::rule::Rule;
 pub use setting::connection_protection::{Auth, Encrypt};
 pub use setting::digest_wish::{DigestWish, DigestWishError};
 pub use setting::on_loss::OnLoss;
 pub use setting::rate_limits::{ByteRate, Limits};
 pub use setting::spin_key::Spin;
+pub use setting::transport_keys::TransportKeys;
 pub use target::difference::{Difference, KeyChange, VolumeDifference};
 pub use target::drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use target::narrowing::{losers, narrowed};

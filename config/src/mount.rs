@@ -4,18 +4,19 @@ use std::path::{Path, PathBuf};
 
 use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
-use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Fault};
 use crate::host_config::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
-use crate::schema::document::{Document, Sites};
+use crate::schema::document::{Document, Sites, retired_keys};
 use crate::schema::faults::judge;
-use crate::schema::rule::{ADDRESS, KEY_FILE, Key, MEMORY_FILE, NAME, Rule, Schema};
+use crate::schema::flag_layer::{FlagLayer, Flagged};
+use crate::schema::key_table::{Key, RetiredKey, Schema, key_table};
+use crate::schema::rule::{ADDRESS, KEY_FILE, MEMORY_FILE, NAME, Rule};
 use crate::setting::connection_protection::Encrypt;
 use crate::setting::digest_wish::DigestWish;
 use crate::setting::on_loss::OnLoss;
-use crate::setting::spin_key::Spin;
+use crate::setting::transport_keys::{TRANSPORT_KEYS, TransportKeys};
 use crate::units::{ByteSize, Duration};
 
 /// Most memory for the buffers of one mount: all queues full of the largest I/Os.
@@ -30,187 +31,138 @@ const RETAIN_MAX: u64 = 64 << 30;
 /// Most files of shared memory of one mount.
 const SHARED_FILES_MAX: usize = 8;
 
+/// Most days that a mount waits for its target.
+const WAIT_MAX_DAYS: u64 = 30;
+
 /// Highest number of a ublk device. Minor numbers have 20 bits.
 const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
 
-static MOUNT_KEYS: Schema = Schema {
-    keys: &[
-        Key::required("target", Rule::List { item: &ADDRESS, max: 16 }),
-        Key::required("volume", NAME),
-        Key::optional("queues", Rule::Count { min: 1, max: limits::MOUNT_QPS_MAX as u32 }),
-        Key::optional("lanes", Rule::Count { min: 1, max: limits::LANES_MAX as u32 }),
-        Key::optional("queue_depth", Rule::Count { min: 1, max: limits::QUEUE_DEPTH_MAX as u32 }),
-        Key::optional(
-            "max_io",
-            Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
-        ),
-        Key::optional("digest", Rule::Word(DigestWish::WORDS)),
-        Key::optional("shared_memory", Rule::List { item: &MEMORY_FILE, max: SHARED_FILES_MAX }),
-        Key::optional("read_only", Rule::Flag),
-        Key::optional("shared", Rule::Flag),
-        Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
-        Key::optional("on_loss", Rule::Word(OnLoss::WORDS)),
-        Key::optional("device_id", Rule::Count { min: 0, max: DEVICE_ID_MAX }),
-        Key::optional(
-            "reconnect_delay",
-            Rule::Span { min: Duration::from_millis(10), max: Duration::from_secs(300) },
-        ),
-        Key::optional(
-            "fail_after",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(30 * 86_400) },
-        ),
-        Key::optional(
-            "detect",
-            Rule::Span { min: Duration::from_millis(100), max: Duration::from_secs(300) },
-        ),
-        Key::optional(
-            "connect_timeout",
-            Rule::Span { min: Duration::from_millis(100), max: Duration::from_secs(300) },
-        ),
-        Key::optional(
-            "failback",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(86_400) },
-        ),
-        Key::optional(
-            "wait",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(30 * 86_400) },
-        ),
-        Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
-        Key::optional("pin_queues", Rule::Flag),
-        Key::optional("host_name", NAME),
-        Key::optional("target_keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
-        Key::optional("key_file", KEY_FILE),
-        Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
-        Key::optional("relaxed_ordering", Rule::Flag),
-        Key::optional("tos", Rule::Count { min: 0, max: 255 }),
-        Key::optional(
-            "ack_timeout",
-            Rule::Span { min: Duration::from_millis(1), max: Duration::from_secs(30) },
-        ),
-    ],
-};
-
-/// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator mount`.
-/// Programs set it, too, so a new key must not break their code.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
-pub struct MountConfig {
-    /// Addresses of one target, the preferred one first. At least one.
-    pub target: Vec<String>,
-    /// The name of the volume at the target.
-    pub volume: String,
-    /// Hardware queues of the device. If absent: the number of CPUs, at most 4.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub queues: Option<u16>,
-    /// QPs of each hardware queue, which share large requests. If absent: 2 on a software device
-    /// (rxe, siw) unless there are too many queues, else 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lanes: Option<u16>,
-    /// Most commands outstanding on one queue.
-    pub queue_depth: u16,
-    /// Most data of one read or write.
-    pub max_io: ByteSize,
-    /// Whether commands and data carry digests.
-    pub digest: DigestWish,
-    /// Files of tmpfs or hugetlbfs that programs map: their direct I/O with that memory is not
-    /// copied. Linux 7.1.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub shared_memory: Vec<PathBuf>,
-    /// Whether the device refuses writes.
-    pub read_only: bool,
-    /// Whether other hosts may write the volume at the same time. For software that coordinates the
-    /// writers, such as a cluster file system.
-    pub shared: bool,
-    /// Memory for copies of acknowledged writes that no FLUSH has covered yet, divided among the
-    /// queues. 0 keeps none.
-    pub retain: ByteSize,
-    /// Which FLUSHes fail after a loss of acknowledged writes.
-    pub on_loss: OnLoss,
-    /// N of `/dev/ublkbN`. If absent: the first free one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_id: Option<u32>,
-    /// Pause after every address of a lost target was tried. It grows up to 10 s.
-    pub reconnect_delay: Duration,
-    /// How long I/O waits for a lost target before it fails. If absent: indefinitely.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fail_after: Option<Duration>,
-    /// After how much silence a path counts as lost.
-    pub detect: Duration,
-    /// How long one attempt to connect may take. An attempt to reconnect to a lost target may take
-    /// no longer than `detect`, or 1 s if that is more.
-    pub connect_timeout: Duration,
-    /// How often an address that is preferred to the one in use is tried, to fail back to it. Zero
-    /// never does.
-    pub failback: Duration,
-    /// How long the mount command waits for a target that cannot be reached.
-    pub wait: Duration,
-    /// How long an idle data thread looks for work before it sleeps.
-    pub spin: Spin,
-    /// Whether the thread of each hardware queue runs on the CPUs whose requests the queue serves.
-    pub pin_queues: bool,
-    /// The name of this host, as the target shows it. If absent: the name of the system.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_name: Option<String>,
-    /// The keys that the target may prove: one, or two while it changes its key. Empty: neither end
-    /// proves its identity, and a target that requires keys refuses the mount.
-    #[serde(
-        serialize_with = "write_keys",
-        deserialize_with = "read_keys",
-        skip_serializing_if = "Vec::is_empty"
-    )]
-    pub target_keys: Vec<PublicKey>,
-    /// The file of the secret key of this host, or `credential:NAME`. Used with
-    /// [`Self::target_keys`] only.
-    pub key_file: PathBuf,
-    /// Whether `tcp://` connections are encrypted.
-    pub encrypt: Encrypt,
-    /// Whether devices may write to memory in any order before they tell of it. Faster on many
-    /// hosts.
-    pub relaxed_ordering: bool,
-    /// The type of service of the packets of connections: DSCP and, in the two lowest bits, ECN. If
-    /// absent: the default of the system.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tos: Option<u8>,
-    /// How long an RDMA card waits for an acknowledgement before it sends again. If absent: it
-    /// follows from how soon a mount finds a dead path.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ack_timeout: Option<Duration>,
-}
-
-impl Default for MountConfig {
-    /// The defaults of the keys. `target` and `volume` are empty and must be set.
-    fn default() -> Self {
-        Self {
-            target: Vec::new(),
-            volume: String::new(),
-            queues: None,
-            lanes: None,
-            queue_depth: limits::QUEUE_DEPTH_DEFAULT,
-            max_io: ByteSize(256 << 10),
-            digest: DigestWish::Auto,
-            shared_memory: Vec::new(),
-            read_only: false,
-            shared: false,
-            retain: ByteSize(0),
-            on_loss: OnLoss::default(),
-            device_id: None,
-            reconnect_delay: Duration::from_secs(1),
-            fail_after: None,
-            detect: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(5),
-            failback: Duration::from_secs(30),
-            wait: Duration::from_secs(0),
-            spin: Spin::Adaptive,
-            pin_queues: true,
-            host_name: None,
-            target_keys: Vec::new(),
-            key_file: PathBuf::from(HOST_KEY_FILE),
-            encrypt: Encrypt::default(),
-            relaxed_ordering: true,
-            tos: None,
-            ack_timeout: None,
-        }
+key_table! {
+    /// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator
+    /// mount`. Programs set it, too, so a new key must not break their code.
+    #[extra(serde(deny_unknown_fields), non_exhaustive)]
+    pub struct MountConfig in MOUNT_KEYS {
+        /// Addresses of one target, the best first. When the path in use fails, the mount tries the
+        /// other addresses at once (failover). All must lead to the same target, so give each
+        /// target a name of its own.
+        pub target: Vec<String> = Vec::new()
+            => Key::list(&ADDRESS, 16)
+                .required("[\"rdma://192.0.2.1:7720\", \"tcp://192.0.2.1:7721\"]").no_flag();
+        /// Name of the volume at the target.
+        pub volume: String = String::new() => Key::new(NAME).required("\"vol0\"").no_flag();
+        /// Hardware queues of the disk, each with a connection and a thread.
+        pub queues: Option<u16> = None
+            => Key::count(1, limits::MOUNT_QPS_MAX as u32)
+                .absent("the number of CPUs, at most 4", "4");
+        /// QPs of each queue. Large requests use all of them, small requests use the first.
+        /// `queues` times `lanes` is at most 63. 1 is for many mounts by Soft-iWARP or Soft-RoCE: a
+        /// second lane takes 335 KiB of the target for each queue, and 2 MiB more over iWARP.
+        pub lanes: Option<u16> = None
+            => Key::count(1, limits::LANES_MAX as u32)
+                .absent("2 on Soft-RoCE and Soft-iWARP (rxe, siw), where each QP has a thread of its \
+                    own, and 1 on a card", "2").more("performance.md#memory");
+        /// Most requests outstanding on one queue. The target may allow fewer. A program on
+        /// `io_uring` that has more outstanding becomes slow: the kernel uses a thread for each one
+        /// that waits.
+        pub queue_depth: u16 = limits::QUEUE_DEPTH_DEFAULT
+            => Key::count(1, limits::QUEUE_DEPTH_MAX as u32);
+        /// Most data of one command; longer requests are split. The target may allow less. The
+        /// mount takes `queues` x `queue_depth` x `max_io` bytes of memory, at most 8 GiB.
+        pub max_io: ByteSize = ByteSize(256 << 10) => Key::new(Rule::PowerOfTwo {
+            min: limits::IO_MIN_BYTES as u64,
+            max: limits::IO_MAX_BYTES as u64,
+        });
+        /// Whether commands and data carry CRC-32C digests, which find every changed bit on the
+        /// way.
+        ///
+        /// "auto": on software devices (Soft-RoCE, Soft-iWARP) and on TCP without encryption,
+        /// unless `max_io` is above 1MiB. Cards check the data that they move, and encryption finds
+        /// every change. "crc32c": always; a target without digests is refused. "off": never. With
+        /// digests one command moves at most 1 MiB.
+        pub digest: DigestWish = DigestWish::Auto
+            => Key::word(DigestWish::WORDS).more("internals/wire.md#digests");
+        /// Files of tmpfs or hugetlbfs that programs map: direct I/O (`O_DIRECT`) with that memory
+        /// is not copied on this host. A file has its size already, whole pages and at most 4 GiB.
+        /// Linux 7.1; without digests.
+        pub shared_memory: Vec<PathBuf> = Vec::new()
+            => Key::list(&MEMORY_FILE, SHARED_FILES_MAX)
+                .absent("all I/O is copied", "[\"/dev/shm/database\"]")
+                .more("performance.md#direct-io-without-a-copy");
+        /// Whether the disk refuses writes. A read-only mount excludes no other host, and no other
+        /// host excludes it.
+        pub read_only: bool = false => Key::new(Rule::Flag).flag("ro");
+        /// Whether other hosts may write, too, if their mounts also set it. For software that can
+        /// share a disk, such as a cluster file system. Not with `read_only`.
+        pub shared: bool = false => Key::new(Rule::Flag);
+        /// Memory for copies of acknowledged writes that no FLUSH has covered yet, divided among
+        /// the queues. If the target or its machine dies, the mount writes these copies again. 0
+        /// keeps none: then those writes are lost, see `on_loss`. 64MiB is a good value.
+        pub retain: ByteSize = ByteSize(0)
+            => Key::size(0, RETAIN_MAX, 4096).more("durability.md#retained-writes");
+        /// Which FLUSHes (fsync, a journal's commit) fail after acknowledged writes may be lost.
+        ///
+        /// "until-remount": every FLUSH fails with EIO until the disk is unmounted and mounted
+        /// again, so that every user of the disk hears of the loss: two file systems on two
+        /// partitions, a database beside a file system. "once": the FLUSHes that wait then, or the
+        /// next one, fail; later ones succeed. Only for a disk with one user that handles a failed
+        /// FLUSH itself. Reads and writes go on in both cases.
+        pub on_loss: OnLoss = OnLoss::UntilRemount
+            => Key::word(OnLoss::WORDS).more("durability.md#how-a-loss-is-reported");
+        /// N of /dev/ublkbN.
+        pub device_id: Option<u32> = None
+            => Key::count(0, DEVICE_ID_MAX).absent("the lowest free number", "7");
+        /// Pause after every address of a lost target was tried, with jitter. It doubles each time,
+        /// up to 1.5s, or up to 10s if the target has been away for a long time.
+        pub reconnect_delay: Duration = Duration::from_secs(1)
+            => Key::span(Duration::from_millis(10), Duration::from_secs(300));
+        /// How long requests wait for a lost target before they fail.
+        pub fail_after: Option<Duration> = None
+            => Key::span(Duration::from_secs(0), Duration::from_secs(30 * 86_400))
+                .absent("without a limit, and no request fails", "\"10min\"");
+        /// After how much silence a path counts as lost. Up to three times as long on a disk
+        /// without I/O. A target waits at most 5 s, also with a longer `detect`, for a connection
+        /// that receives none of its data.
+        pub detect: Duration = Duration::from_secs(5)
+            => Key::span(Duration::from_millis(100), Duration::from_secs(300));
+        /// How long one attempt to connect may take. An attempt to reconnect to a lost target may
+        /// take no longer than `detect`, or 1s if that is more.
+        pub connect_timeout: Duration = Duration::from_secs(5)
+            => Key::span(Duration::from_millis(100), Duration::from_secs(300));
+        /// How often an address that stands before the one in use is tried. When it answers twice,
+        /// the mount goes back to it, after the requests in flight are done. 0s never goes back.
+        pub failback: Duration = Duration::from_secs(30)
+            => Key::span(Duration::from_secs(0), Duration::from_secs(86_400));
+        /// How long the mount command waits for a target that cannot be reached yet.
+        pub wait: Duration = Duration::from_secs(0)
+            => Key::span(Duration::from_secs(0), Duration::from_secs(WAIT_MAX_DAYS * 86_400))
+                .bare("30days");
+        /// Name of this host, as the target shows it. A target that asks for keys uses the name of
+        /// its `[[host]]` table.
+        pub host_name: Option<String> = None
+            => Key::new(NAME).absent("the name of the system", "\"db1\"");
+        /// Public key of the target, as `rblk-target key show` prints it there; two while it
+        /// changes its key. Both ends then prove their keys, and a target with another key is
+        /// refused.
+        #[serde(serialize_with = "write_keys", deserialize_with = "read_keys")]
+        pub target_keys: Vec<PublicKey> = Vec::new()
+            => Key::list(&PUBLIC_KEY, KEYS_MAX)
+                .absent("neither end proves its identity, and a target that requires keys refuses the mount",
+                    "[\"rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe\"]")
+                .flag("target-key").live();
+        /// File of the secret key of this host, or credential:NAME, a credential of systemd.
+        /// `rblk-initiator key new` makes it. Used with `target_keys` only.
+        pub key_file: PathBuf = PathBuf::from(HOST_KEY_FILE) => Key::new(KEY_FILE).live();
+        /// The keys of connections.
+        #[serde(flatten)]
+        pub transport: TransportKeys = TransportKeys::default()
+            => Key::new(Rule::Keys(&TRANSPORT_KEYS));
+    }
+    retired {
+        RetiredKey {
+            name: "pin_queues",
+            since: "0.1.0",
+            now: "the thread of each hardware queue runs on the CPUs whose requests the queue serves",
+        },
     }
 }
 
@@ -229,6 +181,25 @@ impl MountConfig {
         let mut document = Document::default();
         document.lay(path)?;
         Self::decode(document)
+    }
+
+    /// Loads a file, or none, with the values of flags over it.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with all faults at once.
+    pub fn load_with(path: Option<&Path>, flags: &FlagLayer) -> Result<Self, ConfigError> {
+        let mut document = Document::default();
+        if let Some(path) = path {
+            document.lay(path)?;
+        }
+        document.lay_flags(flags);
+        Self::decode(document)
+    }
+
+    /// Warnings of a file: keys of former versions, which have no effect any more.
+    #[must_use]
+    pub fn warnings(path: &Path) -> Vec<String> {
+        retired_keys(path, &MOUNT_KEYS)
     }
 
     /// Parses text. Errors name it `path`.
@@ -319,7 +290,7 @@ impl MountConfig {
             let fault = fault.value(self.key_file.display().to_string());
             faults.push(fault.rests_on(&["target_keys"]));
         }
-        if self.encrypt == Encrypt::Required && self.target_keys.is_empty() {
+        if self.transport.encrypt == Encrypt::Required && self.target_keys.is_empty() {
             let problem =
                 "the keys of encryption come from authentication, and there are no target_keys";
             let fix = "add target_keys = [\"rblk1:...\"]; `rblk-target key show` prints the key";
@@ -350,5 +321,11 @@ impl MountConfig {
             let fault = Fault::new("retain", problem, "remove retain or shared");
             faults.push(fault.value(self.retain.to_string()).rests_on(&["shared"]));
         }
+    }
+}
+
+impl Flagged for MountConfig {
+    fn schema() -> &'static Schema {
+        &MOUNT_KEYS
     }
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use rblk_config::{
     Auth, BackingConfig, ByteRate, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt,
-    HostConfig, HugePages, MountConfig, OnLoss, Spin, StoreKind, TargetConfig, VolumeAccess,
-    VolumeConfig, VolumeRight,
+    HostConfig, HugePages, Limits, MountConfig, OnLoss, Spin, StoreKind, TargetConfig,
+    TransportKeys, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
 use tempfile::TempDir;
@@ -168,9 +168,12 @@ fn volume() -> impl Strategy<Value = VolumeConfig> {
                 .then_some(ByteSize(1 << 20)),
             cache_max: (volume.store == StoreKind::File && cache != Some(CacheMode::None))
                 .then_some(ByteSize((1 << 20) + read_ahead * 4096)),
-            iops: small.then_some(10 + u32::try_from(read_ahead).unwrap()),
-            bandwidth: read_only.then_some(ByteRate((1 + read_ahead) << 20)),
-            iops_burst: (small && read_only).then_some(7),
+            limits: Limits {
+                iops: small.then_some(10 + u32::try_from(read_ahead).unwrap()),
+                bandwidth: read_only.then_some(ByteRate((1 + read_ahead) << 20)),
+                iops_burst: (small && read_only).then_some(7),
+                bandwidth_burst: None,
+            },
             ..volume
         },
     )
@@ -203,10 +206,11 @@ prop_compose! {
                 take_over,
                 connections_max,
                 memory_max: memory.map(|pages| ByteSize(pages * 4096)),
-                iops: connections_max.map(|count| 10 * count),
-                bandwidth: connections_max.map(|count| ByteRate(u64::from(count) << 20)),
-                iops_burst: None,
-                bandwidth_burst: None,
+                limits: Limits {
+                    iops: connections_max.map(|count| 10 * count),
+                    bandwidth: connections_max.map(|count| ByteRate(u64::from(count) << 20)),
+                    ..Limits::default()
+                },
             }
         });
         (hosts.collect(), rights.len() - 1)
@@ -273,17 +277,13 @@ prop_compose! {
             stop_timeout,
             sessions_max,
             lease,
-            spin,
             auth,
             insecure,
             key_file: PathBuf::from("/k"),
             key_file_next: key_file_next.filter(|path| path.as_os_str() != "/k"),
-            encrypt,
             http: http.then(|| std::net::SocketAddr::from(([127, 0, 0, 1], 9720))),
             slow_io,
-            relaxed_ordering,
-            tos,
-            ack_timeout,
+            transport: TransportKeys { spin, encrypt, relaxed_ordering, tos, ack_timeout },
             volumes,
             hosts,
         }
@@ -313,7 +313,6 @@ prop_compose! {
         (relaxed_ordering, tos, ack_timeout, files) in (
             any::<bool>(), prop::option::of(any::<u8>()), prop::option::of(micros(1000..=30_000_000)), 0..=8,
         ),
-        pin_queues in any::<bool>(),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         let mut config = MountConfig::new("rdma://[::1]:1", "v");
@@ -336,14 +335,9 @@ prop_compose! {
         config.connect_timeout = connect_timeout;
         config.failback = failback;
         config.wait = wait;
-        config.spin = spin;
-        config.pin_queues = pin_queues;
         config.host_name = host_name;
-        config.encrypt = encrypt;
         config.digest = digest;
-        config.relaxed_ordering = relaxed_ordering;
-        config.tos = tos;
-        config.ack_timeout = ack_timeout;
+        config.transport = TransportKeys { spin, encrypt, relaxed_ordering, tos, ack_timeout };
         config
     }
 }

@@ -1,7 +1,8 @@
 //! The messages that users read when a file is wrong, word for word.
 
 use rblk_config::{
-    Auth, ByteSize, ConfigError, Duration, MountConfig, StoreKind, TargetConfig, VolumeConfig,
+    Auth, ByteSize, ConfigError, Duration, FlagLayer, MountConfig, StoreKind, TargetConfig,
+    VolumeConfig,
 };
 
 const LISTEN: &str = "listen = ['rdma://192.0.2.1']\n";
@@ -156,7 +157,7 @@ fn target_values() {
 fn target_keys() {
     let known = "the known keys are listen, devices, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
                  dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, stop_timeout, sessions_max, lease, \
-                 spin, auth, insecure, key_file, key_file_next, encrypt, http, slow_io, relaxed_ordering, tos, ack_timeout, volume, host";
+                 auth, insecure, key_file, key_file_next, http, slow_io, spin, encrypt, relaxed_ordering, tos, ack_timeout, volume, host";
     assert_eq!(target("max-io = 1"), "t.toml:2:1: max-io: unknown key; did you mean max_io?");
     assert_eq!(target("  colour = 'red'"), format!("t.toml:2:3: colour: unknown key; {known}"));
     assert_eq!(
@@ -557,7 +558,7 @@ fn mounts() {
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
                  digest, shared_memory, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
-                 failback, wait, spin, pin_queues, host_name, target_keys, key_file, encrypt, relaxed_ordering, tos, ack_timeout",
+                 failback, wait, host_name, target_keys, key_file, spin, encrypt, relaxed_ordering, tos, ack_timeout",
             ),
         ],
     );
@@ -575,6 +576,50 @@ fn several_faults() {
     );
 }
 
+/// A key of a former version changes nothing, and is told.
+#[test]
+fn retired_keys() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "target = ['tcp://store1']\nvolume = 'v'\n";
+    std::fs::write(file.path(), format!("{text}pin_queues = false\n")).unwrap();
+    let config = MountConfig::load(file.path()).unwrap();
+    assert_eq!(config, MountConfig::parse(text, "m.toml").unwrap());
+    assert_eq!(
+        MountConfig::warnings(file.path()),
+        [format!(
+            "{}: pin_queues has no effect since version 0.1.0: the thread of each hardware queue runs on the CPUs \
+             whose requests the queue serves; remove the line",
+            file.path().display()
+        )]
+    );
+    std::fs::write(file.path(), text).unwrap();
+    assert!(MountConfig::warnings(file.path()).is_empty());
+}
+
+/// A value of a flag has the rule and the message of its key. The flag is its place.
+#[test]
+fn flags() {
+    let keys = MountConfig::keys();
+    let key = |name: &str| keys.key(name).unwrap();
+    let mut flags = FlagLayer::default();
+    flags.set_argument("target", vec!["tcp://store1"]);
+    flags.set_argument("volume", "v");
+    flags.set(key("max_io"), "--max-io", ["3MiB"]);
+    flags.set(key("queues"), "--queues", ["x"]);
+    flags.set(key("shared_memory"), "--shared-memory", ["/dev/shm/a", "/dev/shm/a"]);
+    flags.set(key("target_keys"), "--target-key", ["rblk1-secret:abc"]);
+    let error = MountConfig::load_with(None, &flags).unwrap_err().to_string();
+    let (list, secret) = error.split_once("--target-key").unwrap();
+    assert_eq!(
+        list,
+        "--max-io 3MiB: not a power of two; write a power of two from \"4KiB\" to \"4MiB\", such as \"2MiB\" or \
+         \"4MiB\"\n\
+         --queues x: a string, not a number; write a whole number from 1 to 63\n\
+         --shared-memory /dev/shm/a: the same value as shared_memory[0]; remove one of them\n"
+    );
+    assert!(secret.starts_with(" (a secret key): ") && !secret.contains("abc"), "{secret}");
+}
+
 /// Values of a command line have no place in a file. The same rules apply to them.
 #[test]
 fn command_line() {
@@ -587,10 +632,10 @@ fn command_line() {
     );
     assert_eq!(
         MountConfig::default().validate().unwrap_err().to_string(),
-        "target = []: empty; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
-         or \"tcp://[2001:db8::1]:7721\"\n\
-         volume = \"\": empty; write 1 to 64 letters, digits, \".\", \"_\" or \"-\", \
-         not starting with \".\" or \"-\""
+        "volume = \"\": empty; write 1 to 64 letters, digits, \".\", \"_\" or \"-\", \
+         not starting with \".\" or \"-\"\n\
+         target: missing; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
+         or \"tcp://[2001:db8::1]:7721\""
     );
     let mut config = MountConfig::new("store1", "v");
     config.fail_after = Some(Duration::from_secs(0));

@@ -19,7 +19,7 @@ fn a_target_reads_what_is_written_for_it() {
     let text = Keys::file_of_mount(Some(&keys), "tcp://127.0.0.1:7721", "bench");
     std::fs::write(&file, text).unwrap();
     let mount = rblk_config::MountConfig::load(&file).unwrap();
-    assert_eq!((mount.target_keys, mount.encrypt), (vec![keys.target], Encrypt::Off));
+    assert_eq!((mount.target_keys, mount.transport.encrypt), (vec![keys.target], Encrypt::Off));
     assert_eq!(Keys::of_target(None), ["--insecure"]);
     assert!(Keys::of_mount(None, &[]).is_empty());
 }

@@ -49,6 +49,9 @@ fn start(args: &MountArgs, config: &MountConfig, output: Output) -> anyhow::Resu
     let status = start_daemon(&name, std::env::args_os().skip(1))?;
     output.answer(&status, || status.device.clone())?;
     if output == Output::Table {
+        for warning in args.config.as_deref().map(MountConfig::warnings).unwrap_or_default() {
+            output.aside(format_args!("rblk-initiator: WARN {warning}"));
+        }
         if let Some(line) = status.fallback_line() {
             output.aside(format_args!("rblk-initiator: WARN {name}: {line}"));
         }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rblk_config::{Auth, Exit, HostConfig, HostFile, TargetConfig};
+use rblk_config::{Auth, Exit, HostConfig, HostFile, Limits, TargetConfig};
 use rblk_operate::Output;
 use rblk_operate::target::ask::{Ask, HostsReport, Response};
 use rblk_operate::target::client::ask;
@@ -74,7 +74,7 @@ fn add(args: &HostAddArgs, output: Output) -> anyhow::Result<Exit> {
 }
 
 /// The host with the additions of a command.
-fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, Refusal> {
+fn added(before: Option<HostConfig>, args: &HostAddArgs) -> anyhow::Result<HostConfig> {
     let name = &args.name;
     let mut host = match before {
         Some(host) => host,
@@ -82,7 +82,8 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, R
             return Err(Refusal::senseless(format!(
                 "a new host needs a key and a volume: `rblk-target host add {name} --key KEY --volume VOLUME:rw`. \
                  `rblk-initiator key new` on {name} prints the key"
-            )));
+            ))
+            .into());
         }
         None => HostConfig::new(name, Vec::new(), Vec::new()),
     };
@@ -96,7 +97,8 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, R
             "{name} has two keys already; take the old one away first: \
              `rblk-target host remove {name} --key {}`",
             host.keys[0]
-        )));
+        ))
+        .into());
     }
     for right in &args.volume {
         match host.volumes.iter_mut().find(|old| old.volume() == right.volume()) {
@@ -104,13 +106,13 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, R
             None => host.volumes.push(right.clone()),
         }
     }
-    host.take_over = args.take_over.unwrap_or(host.take_over);
-    Ok(host)
+    Ok(args.keys.over(&host)?)
 }
 
 /// The running target takes the limits first, like those of a volume: it may refuse them.
 fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
     let HostSetArgs { name, limits, persist, running } = args;
+    let limits = limits.limits(limits.over(&Limits::default())?);
     // Locked before the change, so that files and changes have one order.
     let file = match persist {
         true => Some(HostFile::lock(&running.config, name)?),
@@ -121,12 +123,12 @@ fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
         Some(file) => {
             let host = file.read()?;
             let host = host.ok_or_else(|| not_in(file, &running.config, name, "change"))?;
-            let host = host.clone().with_limits(limits.wish().on(host.limits()));
+            let host = HostConfig { limits: limits.on(host.limits), ..host };
             file.check(&host)?;
             Some((file, host))
         }
     };
-    let question = Ask::SetHost { name: name.clone(), limits: limits.wish() };
+    let question = Ask::SetHost { name: name.clone(), limits };
     let Response::Host(host) = asked(&socket_of(running)?, question)? else {
         return Err(not_understood());
     };
@@ -136,7 +138,7 @@ fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
         })?;
     }
     output.answer(&host, || {
-        let limits = match host.limits() {
+        let limits = match host.limits {
             limits if limits.is_none() => format!("{name}: changed, without limits"),
             limits => format!("{name}: changed, limited to {limits}"),
         };

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use rblk_config::{
-    ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
+    ByteRate, ByteSize, Exit, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
 };
 use rblk_operate::Output;
 use rblk_operate::target::ask::{Ask, Response, VolumeReport};
@@ -34,18 +34,12 @@ pub(crate) fn volume(command: &VolumeCommand, output: Output) -> anyhow::Result<
 
 fn add(args: &VolumeAddArgs, output: Output) -> anyhow::Result<Exit> {
     let name = args.name.clone();
-    let mut volume = match (&args.file, args.memory, args.null) {
+    let volume = match (&args.file, args.memory, args.null) {
         (Some(path), _, _) => VolumeConfig::file(name, std::path::absolute(path)?),
         (_, Some(size), _) => VolumeConfig::memory(name, size),
         (_, _, size) => VolumeConfig::null(name, size.unwrap_or(ByteSize(0))),
     };
-    volume.block_size = args.block_size;
-    volume.read_only = args.read_only;
-    volume.cache = args.cache;
-    volume.read_ahead = args.read_ahead.unwrap_or(volume.read_ahead);
-    volume.cache_min = args.cache_min;
-    volume.cache_max = args.cache_max;
-    let volume = volume.with_limits(args.limits.wish().on(Limits::default()));
+    let volume = args.keys.over(&volume)?;
     let file = file_of(&args.place, &args.name)?;
     if let Some(file) = &file {
         file.check(&volume)?;
@@ -120,16 +114,16 @@ fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
 
 fn set(args: &VolumeSetArgs, output: Output) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
-    let VolumeSetArgs { name, read_only, cache, read_ahead, cache_min, cache_max, limits, .. } =
-        args;
+    let VolumeSetArgs { name, keys, .. } = args;
+    let new = keys.over(&VolumeConfig::default())?;
     let question = Ask::SetVolume {
         name: name.clone(),
-        read_only: *read_only,
-        cache: *cache,
-        read_ahead: *read_ahead,
-        cache_min: *cache_min,
-        cache_max: *cache_max,
-        limits: limits.wish(),
+        read_only: keys.has("read_only").then_some(new.read_only),
+        cache: new.cache,
+        read_ahead: keys.has("read_ahead").then_some(new.read_ahead),
+        cache_min: keys.wish("cache_min", new.cache_min),
+        cache_max: keys.wish("cache_max", new.cache_max),
+        limits: keys.limits(new.limits),
     };
     order(&args.place, file.into(), question, VolumeDeed::Changed, output)
 }
@@ -313,7 +307,7 @@ fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<Str
 fn described(volume: &VolumeConfig, bytes: u64) -> String {
     let mode = if volume.read_only { "read-only" } else { "read-write" };
     let cache = volume.cache.map(|cache| format!(", cache {cache}")).unwrap_or_default();
-    let limits = match volume.limits() {
+    let limits = match volume.limits {
         limits if limits.is_none() => String::new(),
         limits => format!(", limited to {limits}"),
     };

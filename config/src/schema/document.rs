@@ -11,7 +11,9 @@ use toml::{Spanned, Value};
 
 use crate::error::{ConfigError, Fault, Site};
 use crate::schema::faults::judge;
-use crate::schema::rule::{Schema, join};
+use crate::schema::flag_layer::{FlagEffect, FlagLayer, FlagValue};
+use crate::schema::key_table::Schema;
+use crate::schema::rule::join;
 
 /// Most bytes of a configuration file. A larger file is something else, named by mistake.
 const FILE_MAX_BYTES: u64 = 1 << 20;
@@ -20,7 +22,7 @@ const FILE_MAX_BYTES: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Document {
     table: toml::Table,
-    sites: HashMap<String, KeySite>,
+    sites: Sites,
 }
 
 /// Where a key and its value are.
@@ -31,6 +33,11 @@ struct KeySite {
 }
 
 impl Document {
+    /// The document of a configuration that came from elsewhere.
+    pub(crate) fn of(table: toml::Table) -> Self {
+        Self { table, sites: Sites::default() }
+    }
+
     /// Adds a file. Arrays of tables grow; every other key is replaced.
     pub(crate) fn lay(&mut self, path: &Path) -> Result<(), ConfigError> {
         self.lay_text(&read(path)?, path)
@@ -41,7 +48,7 @@ impl Document {
         let (table, spans) = parse(text, path)?;
         let source = SourceText { text, path };
         let start = || KeySite { key: source.site(0), value: source.site(0) };
-        self.sites.entry(String::new()).or_insert_with(start);
+        self.sites.keys.entry(String::new()).or_insert_with(start);
         for (key, value) in table {
             let Some((key_span, span)) = spans.get_ref().get_key_value(key.as_str()) else {
                 continue;
@@ -50,16 +57,88 @@ impl Document {
                 (Some(Value::Array(all)), Value::Array(more))
                     if is_tables(all) && is_tables(&more) && !more.is_empty() =>
                 {
-                    source.record_items(&key, all.len(), span, &mut self.sites);
+                    source.record_items(&key, all.len(), span, &mut self.sites.keys);
                     all.extend(more);
                 }
                 (_, value) => {
-                    source.record(&key, key_span, span, &mut self.sites);
+                    source.record(&key, key_span, span, &mut self.sites.keys);
                     self.table.insert(key, value);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Adds the values of flags, over those of the files.
+    pub(crate) fn lay_flags(&mut self, flags: &FlagLayer) {
+        for FlagValue { key, flag, effect } in flags.values() {
+            let at = match effect {
+                FlagEffect::Value(value) => {
+                    self.table.insert((*key).to_owned(), value.clone());
+                    (*key).to_owned()
+                }
+                FlagEffect::Nothing => {
+                    self.table.remove(*key);
+                    continue;
+                }
+                FlagEffect::Items(items) => {
+                    let all = self.table.entry(*key).or_insert_with(|| Value::Array(Vec::new()));
+                    let Value::Array(all) = all else { continue };
+                    let first = all.len();
+                    all.extend(items.iter().cloned());
+                    let others = (first..all.len()).map(|index| format!("{key}[{index}]"));
+                    self.sites.flags.extend(others.map(|at| (at, flag.clone())));
+                    continue;
+                }
+                FlagEffect::HostKey { name, key } => {
+                    self.lay_host_key(name, key);
+                    continue;
+                }
+            };
+            self.sites.flags.insert(at, flag.clone());
+        }
+    }
+
+    /// Gives a host of the files another key, or adds a host that may open every volume.
+    fn lay_host_key(&mut self, name: &str, public: &str) {
+        let hosts = self.table.entry("host").or_insert_with(|| Value::Array(Vec::new()));
+        let Value::Array(hosts) = hosts else { return };
+        let public = Value::String(public.to_owned());
+        let mut known = hosts.iter_mut().filter_map(Value::as_table_mut);
+        let known = known.find(|host| host.get("name").and_then(Value::as_str) == Some(name));
+        if let Some(host) = known {
+            if let Some(keys) = host.get_mut("keys").and_then(Value::as_array_mut) {
+                keys.push(public);
+            }
+            return;
+        }
+        let every = Value::Array(vec![Value::String("*:rw".to_owned())]);
+        hosts.push(Value::Table(toml::Table::from_iter([
+            ("name".to_owned(), Value::String(name.to_owned())),
+            ("keys".to_owned(), Value::Array(vec![public])),
+            ("volumes".to_owned(), every),
+        ])));
+        let at = format!("host[{}]", hosts.len() - 1);
+        self.sites.flags.insert(at, None);
+    }
+
+    /// Decodes the table after a check of the keys that flags gave, each alone.
+    pub(crate) fn decode_given<T: DeserializeOwned>(
+        self,
+        schema: &Schema,
+        flags: &FlagLayer,
+    ) -> Result<T, ConfigError> {
+        let mut faults = Vec::new();
+        for key in schema.keys().filter(|key| flags.has(key.name)) {
+            if let Some(value) = self.table.get(key.name) {
+                key.rule.judge(key.name, value, &mut faults);
+            }
+        }
+        if !faults.is_empty() {
+            return Err(self.sites.refuse(faults));
+        }
+        let decoded = Value::Table(self.table).try_into();
+        decoded.map_err(|error: toml::de::Error| ConfigError::Dump(error.to_string()))
     }
 
     /// Checks the whole table and decodes it. `relate` adds the faults between keys.
@@ -68,19 +147,27 @@ impl Document {
         schema: &Schema,
         relate: impl Fn(&T, &mut Vec<Fault>),
     ) -> Result<T, ConfigError> {
-        judge(self.table, schema, relate).map_err(|faults| Sites(self.sites).refuse(faults))
+        judge(self.table, schema, relate).map_err(|faults| self.sites.refuse(faults))
     }
 }
 
-/// The places of the keys of a configuration.
+/// The origins of the keys of a configuration.
 #[derive(Debug, Default)]
-pub(crate) struct Sites(HashMap<String, KeySite>);
+pub(crate) struct Sites {
+    /// Places in files.
+    keys: HashMap<String, KeySite>,
+    /// Keys whose value a flag gave: the flag, or `None` for a flag that is not named like its key.
+    flags: HashMap<String, Option<String>>,
+}
 
 impl Sites {
     /// An error from faults that have no place yet.
     pub(crate) fn refuse(&self, mut faults: Vec<Fault>) -> ConfigError {
         for fault in &mut faults {
-            fault.site = self.find(&fault.key, fault.at_key);
+            match nearest(&self.flags, &fault.key) {
+                Some(flag) => fault.flag.clone_from(flag),
+                None => fault.site = self.find(&fault.key, fault.at_key),
+            }
             if let Some(other) = &fault.other {
                 fault.other_site = self.find(other, false);
             }
@@ -92,17 +179,21 @@ impl Sites {
     /// The place of a key. If it has none: of the nearest table around it, or the start of the
     /// first file.
     fn find(&self, path: &str, at_key: bool) -> Option<Site> {
-        let mut path = path;
-        loop {
-            if let Some(site) = self.0.get(path) {
-                return Some(if at_key { site.key.clone() } else { site.value.clone() });
-            }
-            if path.is_empty() {
-                return None;
-            }
-            path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
-        }
+        let site = nearest(&self.keys, path).or_else(|| self.keys.get(""))?;
+        Some(if at_key { site.key.clone() } else { site.value.clone() })
     }
+}
+
+/// The entry of a key, or of the nearest key around it.
+fn nearest<'s, T>(entries: &'s HashMap<String, T>, path: &str) -> Option<&'s T> {
+    let mut path = path;
+    while !path.is_empty() {
+        if let Some(entry) = entries.get(path) {
+            return Some(entry);
+        }
+        path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
+    }
+    None
 }
 
 /// A file of `X.d/` as it will be.
@@ -142,6 +233,14 @@ pub(crate) fn lay_with_drop_ins(
 pub(crate) fn drop_ins_of(path: &Path) -> Option<PathBuf> {
     let is_toml = path.extension().is_some_and(|extension| extension == "toml");
     is_toml.then(|| path.with_extension("d"))
+}
+
+/// Warnings of a file: keys of former versions, which have no effect any more.
+pub(crate) fn retired_keys(path: &Path, schema: &Schema) -> Vec<String> {
+    let table = read(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
+    let table = table.unwrap_or_default();
+    let found = schema.retired.iter().filter(|retired| table.contains_key(retired.name));
+    found.map(|retired| format!("{}: {}", path.display(), retired.warning())).collect()
 }
 
 /// A directory that looks like the drop-ins of a file and is not read.

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::error::Fault;
-use crate::schema::rule::Schema;
+use crate::schema::key_table::Schema;
 
 /// The value of a table, or all its faults. `relate` adds the faults between keys that are valid
 /// alone.
@@ -21,6 +21,7 @@ pub(crate) fn judge<T: DeserializeOwned>(
     let refused: Vec<String> = faults.iter().map(|fault| fault.key.clone()).collect();
     let mut valid = table;
     refused.iter().for_each(|key| remove(&mut valid, key));
+    schema.retired.iter().for_each(|key| remove(&mut valid, key.name));
     let value: T = match Value::Table(valid).try_into() {
         Ok(value) => value,
         // The schema is stricter than the types, so this does not happen without faults.

@@ -2,5 +2,7 @@
 
 pub(crate) mod document;
 pub(crate) mod faults;
+pub(crate) mod flag_layer;
+pub(crate) mod key_table;
 pub(crate) mod rule;
 pub(crate) mod word;

@@ -6,41 +6,12 @@ use toml::Value;
 
 use crate::error::Fault;
 use crate::key_file::CREDENTIAL;
+use crate::schema::key_table::Schema;
 use crate::units::{ByteSize, Duration};
 use rblk_protocol::limits::NAME_BYTES;
 
-/// The keys that one table may have.
-#[derive(Debug)]
-pub struct Schema {
-    /// In the order of the examples.
-    pub keys: &'static [Key],
-}
-
-/// One key.
-#[derive(Debug)]
-pub struct Key {
-    /// The name.
-    pub name: &'static str,
-    /// Whether the key must be given.
-    pub required: bool,
-    /// The allowed values of the key.
-    pub rule: Rule,
-}
-
-impl Key {
-    /// A key that has a default or may be absent.
-    pub(crate) const fn optional(name: &'static str, rule: Rule) -> Self {
-        Self { name, required: false, rule }
-    }
-
-    /// A key that must be given.
-    pub(crate) const fn required(name: &'static str, rule: Rule) -> Self {
-        Self { name, required: true, rule }
-    }
-}
-
 /// The rule of a value. Bounds are inclusive.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Rule {
     /// A [`ByteSize`] that is a power of two.
@@ -86,6 +57,8 @@ pub enum Rule {
     Flag,
     /// A string that a function checks.
     Text {
+        /// The word for a value in help.
+        noun: &'static str,
         /// The fix, as an example or a description.
         form: &'static str,
         /// Returns the fault.
@@ -100,76 +73,66 @@ pub enum Rule {
     },
     /// An array of tables: `[[key]]`.
     Tables(&'static Schema),
+    /// The keys of another schema, beside the others of the table.
+    Keys(&'static Schema),
 }
 
 /// A name of a volume, host, target or mount, as the protocol allows it: safe in paths and on
 /// command lines.
 pub(crate) const NAME: Rule = Rule::Text {
+    noun: "name",
     form: "1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"",
     check: check_name,
 };
 
 /// An address of a target.
 pub(crate) const ADDRESS: Rule = Rule::Text {
+    noun: "address",
     form: "an address such as \"rdma://192.0.2.1:7720\" or \"tcp://[2001:db8::1]:7721\"",
     check: check_address,
 };
 
 /// An absolute path.
-pub(crate) const PATH: Rule =
-    Rule::Text { form: "an absolute path such as \"/srv/rblk/a.img\"", check: check_path };
+pub(crate) const PATH: Rule = Rule::Text {
+    noun: "path",
+    form: "an absolute path such as \"/srv/rblk/a.img\"",
+    check: check_path,
+};
 
 /// An absolute path of a directory.
-pub(crate) const DIRECTORY: Rule =
-    Rule::Text { form: "an absolute path such as \"/var/lib/rblk\"", check: check_path };
+pub(crate) const DIRECTORY: Rule = Rule::Text {
+    noun: "path",
+    form: "an absolute path such as \"/var/lib/rblk\"",
+    check: check_path,
+};
 
 /// An absolute path that fits a socket address.
 pub(crate) const SOCKET: Rule = Rule::Text {
+    noun: "path",
     form: "an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
     check: check_socket,
 };
 
 /// An address of this host in numbers, and a port.
 pub(crate) const SOCKET_ADDRESS: Rule = Rule::Text {
+    noun: "address:port",
     form: "an address and a port such as \"127.0.0.1:9720\" or \"[::1]:9720\"",
     check: check_socket_address,
 };
 
 /// A key file.
 pub(crate) const KEY_FILE: Rule = Rule::Text {
+    noun: "path",
     form: "an absolute path such as \"/etc/rblk/target.key\", or \"credential:NAME\" for a credential of systemd",
     check: check_key_file,
 };
 
 /// Memory that programs share.
 pub(crate) const MEMORY_FILE: Rule = Rule::Text {
+    noun: "path",
     form: "an absolute path of a file of tmpfs or hugetlbfs, such as \"/dev/shm/database\"",
     check: check_path,
 };
-
-impl Schema {
-    /// Adds the faults of a table to `faults`. `path` is the path of the table, empty for a file.
-    pub(crate) fn judge(&self, path: &str, table: &toml::Table, faults: &mut Vec<Fault>) {
-        for (name, value) in table {
-            match self.keys.iter().find(|key| key.name == name) {
-                Some(key) => key.rule.judge(&join(path, name), value, faults),
-                None => faults.push(self.unknown(path, name)),
-            }
-        }
-        for key in self.keys.iter().filter(|key| key.required && !table.contains_key(key.name)) {
-            faults.push(Fault::new(join(path, key.name), "missing", key.rule.fix()));
-        }
-    }
-
-    fn unknown(&self, path: &str, name: &str) -> Fault {
-        let known: Vec<_> = self.keys.iter().map(|key| key.name).collect();
-        let fix = match nearest(name, known.iter().copied()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("the known keys are {}", known.join(", ")),
-        };
-        Fault::new(join(path, name), "unknown key", fix).at_key()
-    }
-}
 
 impl Rule {
     /// The fix, starting with the verb.
@@ -210,11 +173,84 @@ impl Rule {
             Self::Flag => "true or false".to_owned(),
             Self::Text { form, .. } => (*form).to_owned(),
             Self::List { item, .. } => format!("a list of {}", item.accepts()),
-            Self::Tables(_) => "tables".to_owned(),
+            Self::Tables(_) | Self::Keys(_) => "tables".to_owned(),
         }
     }
 
-    fn judge(&self, path: &str, value: &Value, faults: &mut Vec<Fault>) {
+    /// The accepted values in a few words, as in a table of keys.
+    #[must_use]
+    pub fn values(&self) -> String {
+        let words = |words: &[&str]| {
+            words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            Self::PowerOfTwo { min, max } => {
+                format!("power of two, {} to {}", ByteSize(*min), ByteSize(*max))
+            }
+            Self::Size { min, max, step: 1 } => {
+                format!("{} to {}", ByteSize(*min), ByteSize(*max))
+            }
+            Self::Size { min, max, step } => {
+                let (min, max, step) = (ByteSize(*min), ByteSize(*max), ByteSize(*step));
+                format!("{min} to {max}, multiple of {step}")
+            }
+            Self::Span { min, max } => format!("{min} to {max}"),
+            Self::Spin { max } => format!("\"adaptive\", \"always\", 0s to {max}"),
+            Self::Count { min, max } => format!("{min} to {max}"),
+            Self::Choice(numbers) => {
+                numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            }
+            Self::Word(known) => words(known),
+            Self::Flag => "true, false".to_owned(),
+            Self::Text { noun, .. } => (*noun).to_owned(),
+            Self::List { item: Self::Text { noun, .. }, max } => {
+                let plural = if noun.ends_with('s') { "es" } else { "s" };
+                format!("list of 1 to {max} {noun}{plural}")
+            }
+            Self::List { item, max } => format!("list of 1 to {max} numbers, {}", item.values()),
+            Self::Tables(_) | Self::Keys(_) => "tables".to_owned(),
+        }
+    }
+
+    /// The word for a value in the help of a flag.
+    #[must_use]
+    pub fn value_name(&self) -> String {
+        match self {
+            Self::PowerOfTwo { .. } | Self::Size { .. } => "SIZE".to_owned(),
+            Self::Span { .. } | Self::Spin { .. } => "TIME".to_owned(),
+            Self::Count { .. } => "N".to_owned(),
+            Self::Choice(numbers) => {
+                numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join("|")
+            }
+            Self::Word(words) => words.join("|"),
+            Self::Flag => "true|false".to_owned(),
+            Self::Text { noun, .. } => {
+                noun.rsplit(' ').next().unwrap_or_default().to_ascii_uppercase()
+            }
+            Self::List { item, .. } => item.value_name(),
+            Self::Tables(_) | Self::Keys(_) => String::new(),
+        }
+    }
+
+    /// A text of a command line as a value, which the rule may still refuse. A relative path is one
+    /// below the current directory.
+    pub(crate) fn value_of(&self, text: &str) -> Value {
+        match self {
+            Self::Count { .. } | Self::Choice(_) => text.parse().map(Value::Integer).ok(),
+            Self::Flag => text.parse().map(Value::Boolean).ok(),
+            Self::Text { noun: "path", .. }
+                if !text.is_empty() && !text.starts_with(CREDENTIAL) =>
+            {
+                let path = std::path::absolute(text).ok();
+                path.and_then(|path| path.to_str().map(|path| Value::String(path.to_owned())))
+            }
+            _ => None,
+        }
+        .unwrap_or_else(|| Value::String(text.to_owned()))
+    }
+
+    /// Adds the faults of a value.
+    pub(crate) fn judge(&self, path: &str, value: &Value, faults: &mut Vec<Fault>) {
         match self {
             Self::List { item, max } => self.judge_list(item, *max, path, value, faults),
             Self::Tables(schema) => {
@@ -307,7 +343,7 @@ impl Rule {
                 None => Err(format!("{}, not a string", kind(value))),
             },
             // Lists and tables have functions of their own.
-            Self::List { .. } | Self::Tables(_) => Ok(()),
+            Self::List { .. } | Self::Tables(_) | Self::Keys(_) => Ok(()),
         }
     }
 
@@ -492,7 +528,10 @@ fn check_socket(text: &str) -> Result<(), String> {
 }
 
 /// The candidate that was probably meant, if one is close.
-fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    word: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     let word = word.to_ascii_lowercase().replace('-', "_");
     candidates
         .map(|candidate| (distance(&word, candidate), candidate))

@@ -5,3 +5,4 @@ pub(crate) mod digest_wish;
 pub(crate) mod on_loss;
 pub(crate) mod rate_limits;
 pub(crate) mod spin_key;
+pub(crate) mod transport_keys;

@@ -7,7 +7,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
-use crate::schema::rule::{Key, Rule, join};
+use crate::schema::flag_layer::Flagged;
+use crate::schema::key_table::{Key, Schema, key_table};
+use crate::schema::rule::{Rule, join};
 use crate::units::{ByteSize, ByteSizeError};
 
 /// Fewest commands per second. With less, a full queue of a host takes minutes.
@@ -26,20 +28,10 @@ const BURST_PARTS: u32 = 10;
 const BANDWIDTH_BURST_MIN: u64 = 1 << 20;
 
 const RATE: Rule = Rule::Text {
+    noun: "size/s",
     form: "bytes per second from \"1MiB/s\" to \"1TiB/s\", such as \"200MiB/s\"",
     check: check_rate,
 };
-
-/// Commands per second.
-pub(crate) const IOPS: Key = Key::optional("iops", Rule::Count { min: IOPS_MIN, max: IOPS_MAX });
-/// Bytes per second.
-pub(crate) const BANDWIDTH: Key = Key::optional("bandwidth", RATE);
-/// Commands at once.
-pub(crate) const IOPS_BURST: Key =
-    Key::optional("iops_burst", Rule::Count { min: 1, max: IOPS_MAX });
-/// Bytes at once.
-pub(crate) const BANDWIDTH_BURST: Key =
-    Key::optional("bandwidth_burst", Rule::Size { min: 4096, max: BURST_MAX, step: 1 });
 
 /// A number of bytes per second: `"200MiB/s"`, or without the `/s`.
 ///
@@ -80,25 +72,35 @@ impl<'de> Deserialize<'de> for ByteRate {
     }
 }
 
-/// The limits of a volume or of a host. An absent key is no limit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Limits {
-    /// Commands per second: READ, WRITE, DISCARD and WRITE_ZEROES.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u32>,
-    /// Bytes per second of READ and WRITE.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<ByteRate>,
-    /// Commands that may come at once after a pause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_burst: Option<u32>,
-    /// Bytes that may come at once after a pause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bandwidth_burst: Option<ByteSize>,
+key_table! {
+    /// The limits of a volume or of a host. They stand beside the other keys of its table.
+    #[extra(derive(Copy))]
+    pub struct Limits in LIMIT_KEYS {
+        /// Most commands per second: reads, writes, discards and zeroing. Those of a host count for
+        /// all its mounts together. Commands above a limit wait at the target.
+        pub iops: Option<u32> = None
+            => Key::count(IOPS_MIN, IOPS_MAX).absent("no limit", "20000").live()
+                .more("change.md#limit-a-volume-or-a-host");
+        /// Most bytes per second of reads and writes, from 1MiB/s to 1TiB/s, such as 200MiB/s.
+        pub bandwidth: Option<ByteRate> = None
+            => Key::new(RATE).absent("no limit", "\"500MiB/s\"").live();
+        /// Most commands at once after a pause. Needs `iops`.
+        pub iops_burst: Option<u32> = None
+            => Key::count(1, IOPS_MAX).absent("those of a tenth of a second", "2000").live();
+        /// Most bytes at once after a pause, at least `max_io`. Needs `bandwidth`.
+        pub bandwidth_burst: Option<ByteSize> = None
+            => Key::size(4096, BURST_MAX, 1)
+                .absent("those of a tenth of a second, at least 1MiB", "\"64MiB\"").live();
+    }
 }
 
 impl Limits {
+    /// The keys.
+    #[must_use]
+    pub fn keys() -> &'static Schema {
+        &LIMIT_KEYS
+    }
+
     /// Whether nothing is limited.
     #[must_use]
     pub fn is_none(&self) -> bool {
@@ -148,6 +150,12 @@ impl Limits {
     }
 }
 
+impl Flagged for Limits {
+    fn schema() -> &'static Schema {
+        &LIMIT_KEYS
+    }
+}
+
 /// For people: `2000 IOPS (burst 200), 200MiB/s (burst 20MiB)`, or `none`.
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -182,7 +190,7 @@ mod tests {
             Ok(config) => {
                 let again = TargetConfig::parse(&config.dump().unwrap(), "t.toml").unwrap();
                 assert_eq!(again.volumes, config.volumes, "a dump loads to the same");
-                Ok(config.volumes[0].limits())
+                Ok(config.volumes[0].limits)
             }
             Err(error) => Err(error.to_string()),
         }

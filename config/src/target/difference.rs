@@ -9,21 +9,6 @@ use crate::error::ConfigError;
 use crate::target::TargetConfig;
 use crate::volume::VolumeConfig;
 
-/// Keys of a volume that can change while the target runs.
-const ALTERABLE: [&str; 11] = [
-    "size",
-    "read_only",
-    "cache",
-    "read_ahead",
-    "cache_min",
-    "cache_max",
-    "iops",
-    "bandwidth",
-    "iops_burst",
-    "bandwidth_burst",
-    "snapshot_of",
-];
-
 /// One key that has another value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KeyChange {
@@ -90,7 +75,9 @@ impl VolumeDifference {
     #[must_use]
     pub fn fixed(&self) -> Option<&KeyChange> {
         let Self::Alter { keys, .. } = self else { return None };
-        keys.iter().find(|change| !ALTERABLE.contains(&change.key.as_str()))
+        let is_live =
+            |change: &&KeyChange| VolumeConfig::keys().key(&change.key).is_some_and(|key| key.live);
+        keys.iter().find(|change| !is_live(change))
     }
 }
 

@@ -20,7 +20,8 @@ use toml::{Table, Value};
 use crate::error::ConfigError;
 use crate::host_config::{HOST_KEYS, HostConfig};
 use crate::schema::document::{Document, Draft, drop_ins_of};
-use crate::schema::rule::{Key, Rule, Schema, check_name};
+use crate::schema::key_table::{Key, Schema};
+use crate::schema::rule::{Rule, check_name};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 use crate::{Exit, TargetConfig};
 
@@ -33,9 +34,16 @@ const SETGID: u32 = 0o2000;
 /// Owner, group and others may read.
 const OTHERS_READ: u32 = 0o004;
 
-static HOST_FILE: Schema = Schema { keys: &[Key::optional("host", Rule::Tables(&HOST_KEYS))] };
-static VOLUME_FILE: Schema =
-    Schema { keys: &[Key::optional("volume", Rule::Tables(&VOLUME_KEYS))] };
+static HOST_FILE: Schema = Schema {
+    entries: &[Key::new(Rule::Tables(&HOST_KEYS)).named("host")],
+    defaults: Table::new,
+    retired: &[],
+};
+static VOLUME_FILE: Schema = Schema {
+    entries: &[Key::new(Rule::Tables(&VOLUME_KEYS)).named("volume")],
+    defaults: Table::new,
+    retired: &[],
+};
 
 /// The content of a drop-in: one table of a list of the configuration.
 pub trait Entry: Serialize + DeserializeOwned {
@@ -48,7 +56,7 @@ pub trait Entry: Serialize + DeserializeOwned {
     fn name(&self) -> &str;
 
     /// The keys of a file.
-    fn schema() -> &'static Schema;
+    fn file_keys() -> &'static Schema;
 }
 
 impl Entry for HostConfig {
@@ -62,7 +70,7 @@ impl Entry for HostConfig {
         &self.name
     }
 
-    fn schema() -> &'static Schema {
+    fn file_keys() -> &'static Schema {
         &HOST_FILE
     }
 }
@@ -78,7 +86,7 @@ impl Entry for VolumeConfig {
         &self.name
     }
 
-    fn schema() -> &'static Schema {
+    fn file_keys() -> &'static Schema {
         &VOLUME_FILE
     }
 }
@@ -230,7 +238,7 @@ impl<T: Entry> DropIn<T> {
         document.lay(&self.path)?;
         let (path, name) = (self.path.clone(), self.name.clone());
         let foreign = || DropInError::Foreign { list: T::LIST, path, name };
-        let mut content: Table = document.decode(T::schema(), |_, _| {})?;
+        let mut content: Table = document.decode(T::file_keys(), |_, _| {})?;
         let entries = content.remove(T::LIST).unwrap_or(Value::Array(Vec::new()));
         let entries: Vec<T> =
             entries.try_into().map_err(|error| ConfigError::Dump(error.to_string()))?;

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
-use serde::{Deserialize, Serialize};
 
 use crate::Exit;
 use crate::error::{ConfigError, Fault};
@@ -18,12 +17,12 @@ use crate::host_config::{HOST_KEYS, HostConfig};
 use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
 use crate::schema::document::{Document, Draft, Sites, lay_with_drop_ins};
 use crate::schema::faults::judge;
-use crate::schema::rule::{
-    ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, SOCKET_ADDRESS, Schema,
-};
+use crate::schema::flag_layer::{FlagLayer, Flagged};
+use crate::schema::key_table::{Key, Schema, key_table};
+use crate::schema::rule::{ADDRESS, DIRECTORY, KEY_FILE, NAME, Rule, SOCKET, SOCKET_ADDRESS};
 use crate::schema::word::words;
 use crate::setting::connection_protection::{Auth, Encrypt, is_loopback};
-use crate::setting::spin_key::Spin;
+use crate::setting::transport_keys::{TRANSPORT_KEYS, TransportKeys};
 use crate::units::{ByteSize, Duration};
 use crate::volume::cache_part::{self, CacheRoom};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
@@ -48,165 +47,130 @@ const CPU_MAX: u32 = 8191;
 pub(crate) const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new` on each host, \
     `rblk-target host add NAME --key KEY --volume VOLUME:rw`";
 
-static TARGET_KEYS: Schema = Schema {
-    keys: &[
-        Key::optional("listen", Rule::List { item: &ADDRESS, max: 64 }),
-        Key::optional("devices", Rule::List { item: &NAME, max: 64 }),
-        Key::optional("name", NAME),
-        Key::optional("control_socket", SOCKET),
-        Key::optional("state_dir", DIRECTORY),
-        Key::optional("poll_groups", Rule::Count { min: 1, max: limits::QUEUES_MAX as u32 }),
-        Key::optional(
-            "cpus",
-            Rule::List { item: &Rule::Count { min: 0, max: CPU_MAX }, max: 1024 },
-        ),
-        Key::optional("arena", Rule::Size { min: 1 << 20, max: ARENA_MAX, step: 4096 }),
-        Key::optional("hugepages", Rule::Word(HugePages::WORDS)),
-        Key::optional(
-            "dirty_max",
-            Rule::Size { min: limits::IO_MIN_BYTES as u64, max: ARENA_MAX / 2, step: 4096 },
-        ),
-        Key::optional(
-            "write_back_delay",
-            Rule::Span { min: Duration::from_millis(10), max: Duration::from_secs(3600) },
-        ),
-        Key::optional(
-            "max_io",
-            Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
-        ),
-        Key::optional(
-            "queue_depth_max",
-            Rule::Count { min: 1, max: limits::QUEUE_DEPTH_MAX as u32 },
-        ),
-        Key::optional(
-            "inline",
-            Rule::Size { min: 0, max: limits::IN_CAPSULE_MAX_BYTES as u64, step: 512 },
-        ),
-        Key::optional(
-            "drain_timeout",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(3600) },
-        ),
-        Key::optional(
-            "stop_timeout",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(3600) },
-        ),
-        Key::optional("sessions_max", Rule::Count { min: 1, max: 65_536 }),
-        Key::optional(
-            "lease",
-            Rule::Span { min: Duration::from_secs(1), max: Duration::from_secs(3600) },
-        ),
-        Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
-        Key::optional("auth", Rule::Word(Auth::WORDS)),
-        Key::optional("insecure", Rule::Flag),
-        Key::optional("key_file", KEY_FILE),
-        Key::optional("key_file_next", KEY_FILE),
-        Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
-        Key::optional("http", SOCKET_ADDRESS),
-        Key::optional(
-            "slow_io",
-            Rule::Span { min: Duration::from_micros(1), max: Duration::from_secs(3600) },
-        ),
-        Key::optional("relaxed_ordering", Rule::Flag),
-        Key::optional("tos", Rule::Count { min: 0, max: 255 }),
-        Key::optional(
-            "ack_timeout",
-            Rule::Span { min: Duration::from_millis(1), max: Duration::from_secs(30) },
-        ),
-        Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
-        Key::optional("host", Rule::Tables(&HOST_KEYS)),
-    ],
-};
-
-/// Configuration of a target.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TargetConfig {
-    /// Addresses to listen on, such as `rdma://[::]:7720` or `tcp://[::]:7721`. If absent: every
-    /// address of this host, over TCP, and over RDMA if there is a device.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub listen: Vec<String>,
-    /// The RDMA devices that connections may come by, such as `mlx5_0`. If absent: all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub devices: Option<Vec<String>>,
-    /// The name of the target, as initiators show it. If absent: the name of the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The socket by which `rblk-target status` and other commands reach the running target.
-    pub control_socket: PathBuf,
-    /// Where the target records whether it stopped cleanly, and which hosts held its volumes.
-    pub state_dir: PathBuf,
-    /// Data threads. If absent: half the number of CPUs, from 1 to 4.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub poll_groups: Option<u16>,
-    /// CPUs that the data threads are pinned to, one each. If absent: they are not pinned.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpus: Option<Vec<u16>>,
-    /// Memory for data in transfer and for the block cache. It is locked and registered with the
-    /// RDMA device.
-    pub arena: ByteSize,
-    /// Whether the arena uses reserved huge pages.
-    pub hugepages: HugePages,
-    /// Most acknowledged bytes of write-back volumes that are only in memory. If absent: see
-    /// [`Self::dirty_limit`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dirty_max: Option<ByteSize>,
-    /// How long a dirty block of a write-back volume waits at most before it is written to its
-    /// store.
-    pub write_back_delay: Duration,
-    /// Most data of one read or write.
-    pub max_io: ByteSize,
-    /// Most commands outstanding on one queue.
-    pub queue_depth_max: u16,
-    /// Most write data that is sent inside a command.
-    pub inline: ByteSize,
-    /// How long a target that stops waits for commands in flight.
-    pub drain_timeout: Duration,
-    /// How long a target that stops tries to write dirty blocks to stores that refuse them or do
-    /// not answer, before it gives them up.
-    pub stop_timeout: Duration,
-    /// Most sessions at once.
-    pub sessions_max: u32,
-    /// How long an initiator that the target does not hear keeps the volumes that it opened. Also
-    /// over a restart of the target.
-    pub lease: Duration,
-    /// How long an idle data thread looks for work before it sleeps.
-    pub spin: Spin,
-    /// The hosts that may connect. If absent: see [`Self::authentication`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub auth: Option<Auth>,
-    /// Whether every host may connect by an address that other hosts reach.
-    pub insecure: bool,
-    /// The file of the secret key of the target, or `credential:NAME`.
-    pub key_file: PathBuf,
-    /// The file of a second key, while mounts learn the first one or the second one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key_file_next: Option<PathBuf>,
-    /// Whether `tcp://` connections are encrypted.
-    pub encrypt: Encrypt,
-    /// Where metrics, health and the live page are served over HTTP, to every host that reaches the
-    /// address. If absent: nowhere.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub http: Option<SocketAddr>,
-    /// Commands that take at least this time become events. If absent: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slow_io: Option<Duration>,
-    /// Whether devices may write to memory in any order before they tell of it. Faster on many
-    /// hosts.
-    pub relaxed_ordering: bool,
-    /// The type of service of the packets of connections: DSCP and, in the two lowest bits, ECN. If
-    /// absent: the default of the system.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tos: Option<u8>,
-    /// How long an RDMA card waits for an acknowledgement before it sends again. If absent: it
-    /// follows from how soon a mount finds a dead path.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ack_timeout: Option<Duration>,
-    /// The volumes that are served.
-    #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
-    pub volumes: Vec<VolumeConfig>,
-    /// The hosts that may connect.
-    #[serde(rename = "host", skip_serializing_if = "Vec::is_empty")]
-    pub hosts: Vec<HostConfig>,
+key_table! {
+    /// Configuration of a target.
+    #[extra(serde(deny_unknown_fields))]
+    pub struct TargetConfig in TARGET_KEYS {
+        /// Addresses to listen on: `rdma://` for InfiniBand, RoCE or iWARP, `tcp://` for hosts
+        /// without an RDMA card. The port may be left out. `[::]` is every address, of IPv4 too.
+        pub listen: Vec<String> = Vec::new()
+            => Key::list(&ADDRESS, 64)
+                .absent("tcp://[::]:7721, and rdma://[::]:7720 if this host has an RDMA device",
+                    "[\"rdma://[::]:7720\", \"tcp://[::]:7721\"]");
+        /// RDMA devices that connections may come by, by their names in `rdma link`.
+        pub devices: Option<Vec<String>> = None
+            => Key::list(&NAME, 64).absent("all", "[\"mlx5_0\", \"mlx5_1\"]");
+        /// Name of the target, as initiators show it. Set it where DHCP or cloud-init may change
+        /// the name of the host: mounts do not go to a target of another name.
+        pub name: Option<String> = None
+            => Key::new(NAME).absent("the name of the host", "\"store1\"");
+        /// Socket by which `rblk-target status`, `drain` and other commands reach the target.
+        pub control_socket: PathBuf = PathBuf::from("/run/rblk/target/control.sock")
+            => Key::new(SOCKET);
+        /// Directory where the target records whether it stopped cleanly, and which hosts held its
+        /// volumes; it is made if it is absent. Targets of the same name need one each. Keep it
+        /// together with the volumes: without it the target cannot tell whether another host wrote
+        /// a volume before a mount reconnects.
+        pub state_dir: PathBuf = PathBuf::from("/var/lib/rblk") => Key::new(DIRECTORY);
+        /// Data threads.
+        pub poll_groups: Option<u16> = None
+            => Key::count(1, limits::QUEUES_MAX as u32)
+                .absent("half the number of CPUs, from 1 to 4", "4");
+        /// CPUs to pin the data threads to, one each. Those of the NUMA node of the RDMA device are
+        /// best.
+        pub cpus: Option<Vec<u16>> = None
+            => Key::list(&Rule::Count { min: 0, max: CPU_MAX }, 1024)
+                .absent("any", "[2, 3, 4, 5]");
+        /// Memory for data in flight and for the block cache, at least 4 x `max_io`. It is
+        /// registered with the RDMA device and locked: see `ulimit -l` or `LimitMEMLOCK=`. More
+        /// memory means more cached blocks.
+        pub arena: ByteSize = ByteSize(256 << 20) => Key::size(1 << 20, ARENA_MAX, 4096);
+        /// Reserved huge pages of 2 MiB for the arena (sysctl `vm.nr_hugepages`): "auto" uses them
+        /// if enough are free, "never" uses ordinary pages, "required" does not start without them.
+        /// With them an RDMA device needs fewer translation entries.
+        pub hugepages: HugePages = HugePages::Auto => Key::word(HugePages::WORDS);
+        /// Most acknowledged data of write-back volumes that is only in memory, from `max_io` to
+        /// half of `arena`. At the limit, writes wait for the stores.
+        pub dirty_max: Option<ByteSize> = None
+            => Key::size(limits::IO_MIN_BYTES as u64, ARENA_MAX / 2, 4096)
+                .absent("a quarter of arena", "\"64MiB\"");
+        /// How long a dirty block of a write-back volume waits at most before it is written to its
+        /// store.
+        pub write_back_delay: Duration = Duration::from_secs(1)
+            => Key::span(Duration::from_millis(10), Duration::from_secs(3600));
+        /// Most data of one command. Initiators may ask for less.
+        pub max_io: ByteSize = ByteSize(1 << 20) => Key::new(Rule::PowerOfTwo {
+            min: limits::IO_MIN_BYTES as u64,
+            max: limits::IO_MAX_BYTES as u64,
+        });
+        /// Most requests outstanding on one queue. Initiators may ask for less.
+        pub queue_depth_max: u16 = limits::QUEUE_DEPTH_GRANTED_DEFAULT
+            => Key::count(1, limits::QUEUE_DEPTH_MAX as u32);
+        /// Writes up to this size travel inside the command, which saves a message and a round
+        /// trip. 16KiB is for writes of 8 or 16 KiB, such as the pages of a database: each takes 2
+        /// messages instead of 3. It costs 520 KiB more for each queue over RDMA, and a copy of
+        /// each write of 4 KiB.
+        pub inline: ByteSize = ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64)
+            => Key::size(0, limits::IN_CAPSULE_MAX_BYTES as u64, 512).more("performance.md#memory");
+        /// How long a target that stops waits for initiators and for commands in flight.
+        pub drain_timeout: Duration = Duration::from_secs(10)
+            => Key::span(Duration::from_secs(0), Duration::from_secs(3600));
+        /// How long a target that stops goes on with the write of dirty data to stores that refuse
+        /// it or do not answer. Then that data is lost. systemd must wait longer:
+        /// `TimeoutStopSec=`.
+        pub stop_timeout: Duration = STOP_TIMEOUT
+            => Key::span(Duration::from_secs(0), Duration::from_secs(3600));
+        /// Most sessions at once. Each mount is one. One host has a quarter of them, at least 8:
+        /// for 1000 mounts of one host write 4000.
+        pub sessions_max: u32 = 1024
+            => Key::count(1, 65_536).more("security.md#how-much-a-host-may-take");
+        /// How long an initiator without connections keeps its volumes. After that another host may
+        /// open them, and the first host is fenced when it reconnects. Also how long a restarted
+        /// target waits for the hosts that held a volume before the restart.
+        pub lease: Duration = Duration::from_secs(30)
+            => Key::span(Duration::from_secs(1), Duration::from_secs(3600));
+        /// Hosts that may connect. "required": the hosts of the `[[host]]` tables, each by its key.
+        /// "none": every host that reaches an address; with an address that other hosts reach,
+        /// `insecure` is needed, too.
+        pub auth: Option<Auth> = None
+            => Key::word(Auth::WORDS)
+                .absent("\"none\" if every address of listen is a loopback address (127.0.0.1, [::1]) or if \
+                    insecure is set, else \"required\"", "\"required\"");
+        /// Whether every host may connect by an address that other hosts reach, and read, write and
+        /// take over every volume.
+        pub insecure: bool = false => Key::new(Rule::Flag).more("security.md#insecure-targets");
+        /// File of the secret key of the target, or credential:NAME, a credential of systemd.
+        /// `rblk-target key new` makes it.
+        pub key_file: PathBuf = PathBuf::from(TARGET_KEY_FILE) => Key::new(KEY_FILE);
+        /// File of a second key, while mounts learn the new key.
+        pub key_file_next: Option<PathBuf> = None
+            => Key::new(KEY_FILE).absent("no second key", "\"/etc/rblk/target-next.key\"")
+                .more("security.md#change-the-key-of-the-target");
+        /// Address and port of metrics (/metrics, for Prometheus), health (/healthz) and a live
+        /// page (/) over HTTP. Read-only, and without authentication: 127.0.0.1 and `[::1]` keep it
+        /// on this host.
+        pub http: Option<SocketAddr> = None
+            => Key::new(SOCKET_ADDRESS).absent("no HTTP", "\"127.0.0.1:9720\"")
+                .more("monitor.md#the-live-page-and-http");
+        /// Commands that take at least this long become events, at most one a second. `rblk-target
+        /// events` shows what they waited for.
+        pub slow_io: Option<Duration> = None
+            => Key::span(Duration::from_micros(1), Duration::from_secs(3600))
+                .absent("none", "\"100ms\"").more("monitor.md#events");
+        /// The keys of connections.
+        #[serde(flatten)]
+        pub transport: TransportKeys = TransportKeys::default()
+            => Key::new(Rule::Keys(&TRANSPORT_KEYS));
+        /// The volumes.
+        #[serde(rename = "volume")]
+        pub volumes: Vec<VolumeConfig> = Vec::new()
+            => Key::new(Rule::Tables(&VOLUME_KEYS)).named("volume")
+                .absent("no volume", "").no_flag().live();
+        /// The hosts that may connect.
+        #[serde(rename = "host")]
+        pub hosts: Vec<HostConfig> = Vec::new()
+            => Key::new(Rule::Tables(&HOST_KEYS)).named("host").absent("no host", "").no_flag().live();
+    }
 }
 
 /// A target without the key that it needs.
@@ -239,45 +203,6 @@ pub enum HugePages {
 
 words!(HugePages, { Auto = "auto", Never = "never", Required = "required" });
 
-impl Default for TargetConfig {
-    /// The defaults of the keys.
-    fn default() -> Self {
-        Self {
-            listen: Vec::new(),
-            devices: None,
-            name: None,
-            control_socket: PathBuf::from("/run/rblk/target/control.sock"),
-            state_dir: PathBuf::from("/var/lib/rblk"),
-            poll_groups: None,
-            cpus: None,
-            arena: ByteSize(256 << 20),
-            hugepages: HugePages::default(),
-            dirty_max: None,
-            write_back_delay: Duration::from_secs(1),
-            max_io: ByteSize(1 << 20),
-            queue_depth_max: limits::QUEUE_DEPTH_GRANTED_DEFAULT,
-            inline: ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64),
-            drain_timeout: Duration::from_secs(10),
-            stop_timeout: STOP_TIMEOUT,
-            sessions_max: 1024,
-            lease: Duration::from_secs(30),
-            spin: Spin::Adaptive,
-            auth: None,
-            insecure: false,
-            key_file: PathBuf::from(TARGET_KEY_FILE),
-            key_file_next: None,
-            encrypt: Encrypt::default(),
-            http: None,
-            slow_io: None,
-            relaxed_ordering: true,
-            tos: None,
-            ack_timeout: None,
-            volumes: Vec::new(),
-            hosts: Vec::new(),
-        }
-    }
-}
-
 impl TargetConfig {
     /// Loads `X.toml` and, over it, every `*.toml` of the directory `X.d` beside it.
     ///
@@ -289,6 +214,19 @@ impl TargetConfig {
     /// [`ConfigError`], with all faults at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         Self::decode(lay_with_drop_ins(path, None)?)
+    }
+
+    /// As [`Self::load`], or without a file, with the values of flags over it.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_with(path: Option<&Path>, flags: &FlagLayer) -> Result<Self, ConfigError> {
+        let mut document = match path {
+            Some(path) => lay_with_drop_ins(path, None)?,
+            None => Document::default(),
+        };
+        document.lay_flags(flags);
+        Self::decode(document)
     }
 
     /// As [`Self::load`], as if one of the files were already changed. So a change is checked
@@ -448,7 +386,7 @@ impl TargetConfig {
             }
             _ => {}
         }
-        if self.encrypt == Encrypt::Required && self.authentication() == Auth::None {
+        if self.transport.encrypt == Encrypt::Required && self.authentication() == Auth::None {
             let problem = "the keys of encryption come from authentication, and there is none";
             let fix = "write auth = \"required\", or encrypt = \"auto\"";
             let fault = Fault::new("encrypt", problem, fix).value("required");
@@ -486,7 +424,7 @@ impl TargetConfig {
                 }
             }
             host.relate(&at, &volumes, faults);
-            host.limits().relate(&at, self.max_io, faults);
+            host.limits.relate(&at, self.max_io, faults);
         }
     }
 
@@ -521,7 +459,7 @@ impl TargetConfig {
         for (index, volume) in self.volumes.iter().enumerate() {
             let at = format!("volume[{index}]");
             volume.relate(&at, faults);
-            volume.limits().relate(&at, self.max_io, faults);
+            volume.limits.relate(&at, self.max_io, faults);
             let first = *names.entry(&volume.name).or_insert(index);
             if first != index {
                 let key = format!("{at}.name");
@@ -552,5 +490,11 @@ impl TargetConfig {
                 );
             }
         }
+    }
+}
+
+impl Flagged for TargetConfig {
+    fn schema() -> &'static Schema {
+        &TARGET_KEYS
     }
 }

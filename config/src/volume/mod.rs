@@ -6,12 +6,13 @@ pub mod image;
 use std::path::{Path, PathBuf};
 
 use rblk_protocol::limits::{IO_MAX_BYTES, VOLUME_MAX_BYTES};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Fault};
-use crate::schema::rule::{Key, NAME, PATH, Rule, Schema, join};
+use crate::schema::flag_layer::Flagged;
+use crate::schema::key_table::{Key, Schema, key_table};
+use crate::schema::rule::{NAME, PATH, Rule, join};
 use crate::schema::word::words;
-use crate::setting::rate_limits::{self, ByteRate, Limits};
+use crate::setting::rate_limits::{LIMIT_KEYS, Limits};
 use crate::units::ByteSize;
 
 /// Block size if the key is absent.
@@ -35,88 +36,70 @@ pub(crate) const CACHE_PART_LEAST: u64 = 1 << 20;
 /// Most of the cache that a volume keeps, or has at most.
 const CACHE_PART_MOST: u64 = 1 << 40;
 
-pub(crate) static VOLUME_KEYS: Schema = Schema {
-    keys: &[
-        Key::required("name", NAME),
-        Key::required("store", Rule::Word(StoreKind::WORDS)),
-        Key::optional("path", PATH),
-        Key::optional("size", Rule::Size { min: 512, max: SIZE_MAX, step: 512 }),
-        Key::optional("block_size", Rule::Choice(BLOCK_SIZES)),
-        Key::optional("read_only", Rule::Flag),
-        Key::optional("direct", Rule::Word(DirectIo::WORDS)),
-        Key::optional("cache", Rule::Word(CacheMode::WORDS)),
-        Key::optional("read_ahead", Rule::Size { min: 0, max: READ_AHEAD_MAX, step: 4096 }),
-        Key::optional(
-            "cache_min",
-            Rule::Size { min: CACHE_PART_LEAST, max: CACHE_PART_MOST, step: 4096 },
-        ),
-        Key::optional(
-            "cache_max",
-            Rule::Size { min: CACHE_PART_LEAST, max: CACHE_PART_MOST, step: 4096 },
-        ),
-        Key::optional("snapshot_of", NAME),
-        rate_limits::IOPS,
-        rate_limits::BANDWIDTH,
-        rate_limits::IOPS_BURST,
-        rate_limits::BANDWIDTH_BURST,
-    ],
-};
-
-/// A volume: a `[[volume]]` table.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct VolumeConfig {
-    /// The name that initiators open it by. The table of keys requires it.
-    #[serde(default)]
-    pub name: String,
-    /// Where its data is. The table of keys requires it.
-    #[serde(default)]
-    pub store: StoreKind,
-    /// The file or block device. For `file` only, and required there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub path: Option<PathBuf>,
-    /// Size. Required for `memory` and `null`. For `file` it must be the size of the file, or the
-    /// volume is refused.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size: Option<ByteSize>,
-    /// Bytes of a logical block: 512 or 4096.
-    #[serde(default = "block_size_default")]
-    pub block_size: u32,
-    /// Whether the target refuses writes.
-    #[serde(default)]
-    pub read_only: bool,
-    /// Whether the page cache of the kernel is bypassed. Has an effect for `file` only.
-    #[serde(default)]
-    pub direct: DirectIo,
-    /// The cache mode of the volume. For `file` only. If absent there: `write-through`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheMode>,
-    /// How far ahead of a sequential reader the target reads. 0 is off. Has an effect only with a
-    /// cache.
-    #[serde(default = "read_ahead_default")]
-    pub read_ahead: ByteSize,
-    /// How much of the cache it keeps when other volumes need memory, once it has used it. If
-    /// absent: nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache_min: Option<ByteSize>,
-    /// How much of the cache it has at most. If absent: as much as there is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache_max: Option<ByteSize>,
-    /// The volume that this one shows as it once was. Only for people: nothing depends on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot_of: Option<String>,
-    /// Most commands per second. If absent: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u32>,
-    /// Most bytes per second. If absent: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<ByteRate>,
-    /// Most commands at once after a pause. If absent: those of a tenth of a second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops_burst: Option<u32>,
-    /// Most bytes at once after a pause. If absent: those of a tenth of a second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth_burst: Option<ByteSize>,
+key_table! {
+    /// A volume: a `[[volume]]` table.
+    #[extra(serde(deny_unknown_fields))]
+    pub struct VolumeConfig in VOLUME_KEYS {
+        /// Name by which initiators open the volume.
+        pub name: String = String::new() => Key::new(NAME).required("\"vol0\"").no_flag();
+        /// Where the data is. "file": a file or a block device, named by `path`. "memory": the
+        /// memory of the target; the data is lost when the target stops. "null": nowhere, for
+        /// measurements; writes are dropped and reads return zeros.
+        pub store: StoreKind = StoreKind::File
+            => Key::word(StoreKind::WORDS).required("\"file\"").no_flag();
+        /// File or block device. Required for "file", and for "file" only. Each volume of each
+        /// target needs its own.
+        pub path: Option<PathBuf> = None
+            => Key::new(PATH).absent("none", "\"/srv/rblk/vol0.img\"").no_flag();
+        /// Size, a multiple of `block_size`. Required for "memory" and "null". With "file" the file
+        /// must have this size. If it has another one, the target does not serve this volume, and
+        /// serves all others.
+        pub size: Option<ByteSize> = None
+            => Key::size(512, SIZE_MAX, 512)
+                .absent("the size of the file or device", "\"64GiB\"").no_flag().live();
+        /// Bytes of a logical block. An image of a whole disk (an installer, a cloud image, a copy
+        /// by dd) mostly has a partition table of 512-byte sectors: it needs 512.
+        pub block_size: u32 = BLOCK_SIZE_DEFAULT => Key::new(Rule::Choice(BLOCK_SIZES));
+        /// Whether the target refuses writes, also those of hosts that have the volume open.
+        pub read_only: bool = false => Key::new(Rule::Flag).live();
+        /// Use of direct I/O (`O_DIRECT`) for "file". If the file system does not support it,
+        /// "required" refuses the volume and "preferred" uses the page cache. "off" always uses the
+        /// page cache.
+        pub direct: DirectIo = DirectIo::Preferred => Key::word(DirectIo::WORDS);
+        /// Mode of the block cache, for "file" only. "none": every read and every write goes to the
+        /// store. "write-through": reads come from memory if the blocks are there; a write is
+        /// acknowledged when the store has it. "write-back": a write is acknowledged when it is in
+        /// memory, and written to the store later; a FLUSH, and a write with FUA, wait for the
+        /// store. Other acknowledged writes are lost when the target dies. Not with `read_only`.
+        pub cache: Option<CacheMode> = None
+            => Key::word(CacheMode::WORDS)
+                .absent("\"write-through\" for \"file\", \"none\" for the others", "\"write-through\"")
+                .live().more("durability.md#cache-modes");
+        /// Bytes to read ahead of a sequential reader into the cache. 0 is off.
+        pub read_ahead: ByteSize = READ_AHEAD_DEFAULT => Key::size(0, READ_AHEAD_MAX, 4096).live();
+        /// Part of the cache (clean blocks) that the volume keeps when other volumes need memory,
+        /// once it has used it. Those of all volumes together are at most half of `arena` (without
+        /// `dirty_max`, if a volume is cached with "write-back"). For "file" with a cache only.
+        pub cache_min: Option<ByteSize> = None
+            => Key::size(CACHE_PART_LEAST, CACHE_PART_MOST, 4096)
+                .absent("nothing is kept", "\"64MiB\"").live()
+                .more("change.md#a-minimum-of-the-cache-for-a-volume");
+        /// Largest part of the cache that the volume uses, dirty blocks included: at least
+        /// `cache_min`, at most `arena`. For a volume that is read from end to end, such as by a
+        /// backup: the blocks of other volumes stay cached. For "file" with a cache only.
+        pub cache_max: Option<ByteSize> = None
+            => Key::size(CACHE_PART_LEAST, CACHE_PART_MOST, 4096)
+                .absent("as much as there is", "\"256MiB\"").live()
+                .more("change.md#a-maximum-of-the-cache-for-a-volume");
+        /// Volume that this one shows as it once was. `rblk-target volume snapshot` writes it, and
+        /// the value is only displayed.
+        pub snapshot_of: Option<String> = None
+            => Key::new(NAME).absent("no snapshot", "\"vol1\"").no_flag().live()
+                .more("change.md#snapshots");
+        /// The limits.
+        #[serde(flatten)]
+        pub limits: Limits = Limits::default() => Key::new(Rule::Keys(&LIMIT_KEYS));
+    }
 }
 
 /// Where the data of a volume is.
@@ -206,42 +189,7 @@ impl VolumeConfig {
     }
 
     fn new(name: String, store: StoreKind) -> Self {
-        Self {
-            name,
-            store,
-            path: None,
-            size: None,
-            block_size: BLOCK_SIZE_DEFAULT,
-            read_only: false,
-            direct: DirectIo::default(),
-            cache: None,
-            read_ahead: READ_AHEAD_DEFAULT,
-            cache_min: None,
-            cache_max: None,
-            snapshot_of: None,
-            iops: None,
-            bandwidth: None,
-            iops_burst: None,
-            bandwidth_burst: None,
-        }
-    }
-
-    /// The limits per second.
-    #[must_use]
-    pub fn limits(&self) -> Limits {
-        Limits {
-            iops: self.iops,
-            bandwidth: self.bandwidth,
-            iops_burst: self.iops_burst,
-            bandwidth_burst: self.bandwidth_burst,
-        }
-    }
-
-    /// The volume with other limits.
-    #[must_use]
-    pub fn with_limits(self, limits: Limits) -> Self {
-        let Limits { iops, bandwidth, iops_burst, bandwidth_burst } = limits;
-        Self { iops, bandwidth, iops_burst, bandwidth_burst, ..self }
+        Self { name, store, ..Self::default() }
     }
 
     /// The keys of a `[[volume]]` table.
@@ -347,10 +295,8 @@ words!(DirectIo, { Required = "required", Preferred = "preferred", Off = "off" }
 
 words!(CacheMode, { None = "none", WriteThrough = "write-through", WriteBack = "write-back" });
 
-fn read_ahead_default() -> ByteSize {
-    READ_AHEAD_DEFAULT
-}
-
-fn block_size_default() -> u32 {
-    BLOCK_SIZE_DEFAULT
+impl Flagged for VolumeConfig {
+    fn schema() -> &'static Schema {
+        &VOLUME_KEYS
+    }
 }

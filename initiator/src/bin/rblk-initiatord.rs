@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use rblk_config::{ByteSize, Exit};
+use rblk_config::{ByteSize, Exit, MountConfig};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::commands::{doctor, umount};
 use rblk_initiator::daemon::dead_mounts;
@@ -20,8 +20,10 @@ use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::volume::host_identity::host_identity;
 use rblk_initiator::volume::session::Session;
 use rblk_operate::journal::JournalFormat;
+use rblk_operate::key_flags::KeyFlags;
+use rblk_operate::key_flags::key_sets::IdentityKeySet;
 use rblk_operate::mount::flags::{
-    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
+    CHECKED, Cli, Command, DoctorArgs, MountArgs, RecoverArgs, Report, VhostArgs,
 };
 use rblk_operate::mount::image;
 use rblk_operate::mount::log_file::LogFile;
@@ -210,10 +212,18 @@ fn mount(args: &MountArgs, lines: &mut LogLines) -> anyhow::Result<()> {
         let name = args.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
+        warn_of_file(args);
         prepare_process(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
         rblk_initiator::mount::run(&configured, &name, host, args.take_over, on_ready).await
     })
+}
+
+/// Logs the warnings of the configuration file.
+fn warn_of_file(args: &MountArgs) {
+    for warning in args.config.as_deref().map(MountConfig::warnings).unwrap_or_default() {
+        tracing::warn!("{warning}");
+    }
 }
 
 fn vhost(args: &VhostArgs, lines: &mut LogLines) -> anyhow::Result<()> {
@@ -223,6 +233,7 @@ fn vhost(args: &VhostArgs, lines: &mut LogLines) -> anyhow::Result<()> {
         let name = args.mount.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
+        warn_of_file(&args.mount);
         let socket = GuestSocket::bind(&args.socket)?.with_memory_max(args.memory_max);
         prepare_for_guest(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
@@ -384,8 +395,8 @@ fn load_tls() {
 /// Tries a target for `rblk-initiator doctor`, which reads the one printed line.
 fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let [address] = args.address.as_slice() else { anyhow::bail!("--probe needs one address") };
-    let credentials = credentials(&args.identity)?;
-    let encrypt = args.encrypt.unwrap_or_default();
+    let credentials = credentials(args.keys.layer())?;
+    let encrypt = args.keys.over(&MountConfig::default())?.transport.encrypt;
     let wanted = Wanted { volume: args.read.clone(), bytes: args.read_bytes };
     let found = rblk_initiator::daemon::probe::probe(
         &address.parse()?,
@@ -418,12 +429,12 @@ struct DiscoveredVolume {
 
 fn discover(
     address: &str,
-    identity: &IdentityArgs,
+    identity: &KeyFlags<IdentityKeySet>,
     timeout: Duration,
     output: Output,
 ) -> anyhow::Result<()> {
     let address: Address = address.parse()?;
-    let credentials = credentials(identity)?;
+    let credentials = credentials(identity.layer())?;
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let host = host_identity(None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

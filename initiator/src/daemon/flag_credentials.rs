@@ -1,9 +1,7 @@
 //! [`credentials`]: the keys of both ends, from the flags of a command.
 
-use std::path::Path;
-
-use rblk_config::key_file::{self, HOST_KEY_FILE, Side};
-use rblk_operate::mount::flags::IdentityArgs;
+use rblk_config::key_file::{self, Side};
+use rblk_config::{FlagLayer, MountConfig};
 
 use crate::volume::session::Credentials;
 
@@ -12,14 +10,15 @@ use crate::volume::session::Credentials;
 /// # Errors
 /// The key file is missing, is no key file, or others may read it. Or it is named without a key
 /// of the target.
-pub fn credentials(identity: &IdentityArgs) -> anyhow::Result<Option<Credentials>> {
-    let file = match (&identity.key_file, identity.target_key.is_empty()) {
-        (None, true) => return Ok(None),
-        (Some(_), true) => return Err(KeyWithoutTarget.into()),
-        (file, false) => file.as_deref().unwrap_or(Path::new(HOST_KEY_FILE)),
-    };
-    let key = key_file::read(file, Side::Initiator)?;
-    Ok(Some(Credentials::new(key, identity.target_key.clone())?))
+pub fn credentials(flags: &FlagLayer) -> anyhow::Result<Option<Credentials>> {
+    match (flags.has("key_file"), flags.has("target_keys")) {
+        (false, false) => return Ok(None),
+        (true, false) => return Err(KeyWithoutTarget.into()),
+        (_, true) => {}
+    }
+    let MountConfig { key_file, target_keys, .. } = flags.over(&MountConfig::default())?;
+    let key = key_file::read(&key_file, Side::Initiator)?;
+    Ok(Some(Credentials::new(key, target_keys)?))
 }
 
 /// A key of this host without a key of the target.

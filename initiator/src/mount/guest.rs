@@ -274,7 +274,7 @@ fn serve_rings(
         id: disk.id,
     });
     let parts = (parts.collect(), disk.volatile_cache.then(|| Arc::clone(volume.durability())));
-    Served::start(listener, disk, parts, left, spin_mode(config.spin), memories)
+    Served::start(listener, disk, parts, left, spin_mode(config.transport.spin), memories)
         .context("the disk of the guest")
 }
 

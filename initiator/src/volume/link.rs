@@ -103,12 +103,12 @@ pub(crate) fn options(config: &MountConfig) -> ConnectOptions {
         timeout: config.connect_timeout.get(),
         bind: None,
         detect: config.detect.get(),
-        order: match config.relaxed_ordering {
+        order: match config.transport.relaxed_ordering {
             true => MemoryOrder::Relaxed,
             false => MemoryOrder::Strict,
         },
-        tos: config.tos,
-        ack_timeout: config.ack_timeout.map(|time| AckTimeout::of(time.get())),
+        tos: config.transport.tos,
+        ack_timeout: config.transport.ack_timeout.map(|time| AckTimeout::of(time.get())),
     }
 }
 

@@ -257,8 +257,7 @@ impl Volume {
             durability: self.volatile_cache.then_some(&self.durability),
             retain_bytes,
             pulse: link::pulse(&self.config),
-            spin: self.config.spin,
-            pin: self.config.pin_queues,
+            spin: self.config.transport.spin,
             outbox,
         };
         let made = make(&mut self.queues, &plan);

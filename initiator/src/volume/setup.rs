@@ -79,7 +79,7 @@ pub(crate) fn digest_wish(config: &MountConfig, shared: &SharedMemory) -> Digest
 pub(crate) fn credentials_of(config: &MountConfig) -> anyhow::Result<Option<Arc<Credentials>>> {
     let Some(key) = config.secret_key()? else { return Ok(None) };
     let credentials = Credentials::new(key, config.target_keys.clone())?;
-    Ok(Some(Arc::new(credentials.encrypting(config.encrypt))))
+    Ok(Some(Arc::new(credentials.encrypting(config.transport.encrypt))))
 }
 
 /// A connection to the target, in words for people.

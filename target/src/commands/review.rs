@@ -134,7 +134,8 @@ fn warnings(
         warnings.extend(far.into_iter().map(|far| format!("cpus: {far}")));
     }
     for address in addresses {
-        let encrypted = address.scheme == Scheme::Tcp && config.encrypt == Encrypt::Required;
+        let encrypted =
+            address.scheme == Scheme::Tcp && config.transport.encrypt == Encrypt::Required;
         if encrypted && let Err(error) = kernel_has_tls() {
             warnings.push(format!("cannot encrypt {address} (encrypt = \"required\"): {error}"));
         }

@@ -269,7 +269,7 @@ impl Control {
         let (started, files) = (Instant::now(), getrlimit(Resource::RLIMIT_NOFILE));
         let files = FileRoom::new(files.ok().map(|(limit, _)| limit), &parts.listening);
         let house = House { limits, instance, requires_proof };
-        let ack_timeout = running.ack_timeout.map(|time| time.get());
+        let ack_timeout = running.transport.ack_timeout.map(|time| time.get());
         let (count, notes) = (running.volumes.len(), parts.volume_notes);
         Ok(Self {
             core: Core::new(core, started),

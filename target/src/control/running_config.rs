@@ -144,7 +144,7 @@ fn limited(
         let text = format!("the running target has no host {name}; `rblk-target dump` shows all");
         Refusal::no_such_thing(text)
     })?;
-    *host = host.clone().with_limits(limits.on(host.limits()));
+    host.limits = limits.on(host.limits);
     let host = host.clone();
     changed.validate().map_err(|error| error.to_string())?;
     Ok((changed.hosts, host))

@@ -381,7 +381,7 @@ fn exposed_to_all(config: &TargetConfig) -> Option<&str> {
 fn check_encryption(config: &TargetConfig, addresses: &[Address]) -> anyhow::Result<()> {
     let over_tcp = addresses.iter().find(|address| address.scheme == Scheme::Tcp);
     match over_tcp {
-        Some(address) if config.encrypt == Encrypt::Required => kernel_has_tls()
+        Some(address) if config.transport.encrypt == Encrypt::Required => kernel_has_tls()
             .with_context(|| format!("cannot encrypt {address} (encrypt = \"required\")")),
         _ => Ok(()),
     }
@@ -463,7 +463,7 @@ fn listening(addresses: &[Address], listeners: &[Listener], missing: &[Missing])
 
 /// The options of every listener.
 fn listen_options(config: &TargetConfig) -> ListenOptions {
-    ListenOptions { tos: config.tos, busy: busy() }
+    ListenOptions { tos: config.transport.tos, busy: busy() }
 }
 
 async fn bind(address: &Address, options: &ListenOptions) -> Result<Listener, FabricError> {
@@ -567,7 +567,7 @@ fn start_poll_groups(
             tracing::warn!(poll_group = index, "{warning}");
         }
         let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
-        let tuning = Tuning { cpu, spin: spin_mode(config.spin), slow_io, stop_timeout };
+        let tuning = Tuning { cpu, spin: spin_mode(config.transport.spin), slow_io, stop_timeout };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
         let mut handle = group_thread::start(index, shard, peers, tuning, outbox.clone())?;
@@ -632,7 +632,7 @@ fn parts(
             io_max_bytes,
             capacity: capacity(config),
             lease: config.lease.into(),
-            encrypt: config.encrypt,
+            encrypt: config.transport.encrypt,
         },
         groups,
         arena,

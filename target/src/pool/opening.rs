@@ -275,7 +275,7 @@ fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<V
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: block_size.bytes(),
-        limits: Limiter::renewed(None, config.limits()),
+        limits: Limiter::renewed(None, config.limits),
     })
 }
 

@@ -8,7 +8,7 @@ use crate::markdown::Document;
 pub(crate) fn faults(page: &Document) -> Vec<String> {
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let (target, mount) = (TargetConfig::keys(), MountConfig::keys());
-    let (host, volume) = (HostConfig::schema(), VolumeConfig::keys());
+    let (host, volume) = (HostConfig::keys(), VolumeConfig::keys());
     let expected = [
         ("## A target", "`sessions_max`", most(target, "sessions_max")),
         ("## A target", "connections of one session", (limits::MOUNT_QPS_MAX + 2).to_string()),
@@ -54,8 +54,7 @@ fn fault(page: &Document, heading: &str, what: &str, value: &str) -> Option<Stri
 
 /// The largest value of a key.
 fn most(schema: &Schema, name: &str) -> String {
-    let key = schema.keys.iter().find(|key| key.name == name);
-    match &key.unwrap_or_else(|| panic!("there is no key {name}")).rule {
+    match &schema.key(name).unwrap_or_else(|| panic!("there is no key {name}")).rule {
         Rule::Count { max, .. } => max.to_string(),
         Rule::Size { max, .. } | Rule::PowerOfTwo { max, .. } => ByteSize(*max).to_string(),
         Rule::List { max, .. } => max.to_string(),

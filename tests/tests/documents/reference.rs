@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use clap::{Command, CommandFactory};
-use rblk_config::{ByteSize, Exit, HostConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{Exit, HostConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
 
 use crate::markdown::{Document, code_spans};
 
@@ -13,17 +13,15 @@ const OF_OTHERS: [&str; 3] = ["--features", "--help", "--version"];
 
 pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     let keys = Document::read("docs/keys.md");
-    let target = TargetConfig::default().dump().expect("the defaults");
-    let mount = MountConfig::default().dump().expect("the defaults");
     let mut faults = Vec::new();
-    for (heading, schema, dumps) in [
-        ("## Keys of the target", TargetConfig::keys(), vec![target]),
-        ("## Keys of a volume", VolumeConfig::keys(), volumes()),
-        ("## Keys of a host", HostConfig::schema(), vec![host()]),
-        ("## Keys of a mount", MountConfig::keys(), vec![mount]),
+    for (heading, schema) in [
+        ("## Keys of the target", TargetConfig::keys()),
+        ("## Keys of a volume", VolumeConfig::keys()),
+        ("## Keys of a host", HostConfig::keys()),
+        ("## Keys of a mount", MountConfig::keys()),
     ] {
         let rows = keys.rows(heading);
-        faults.extend(key_faults(&rows, schema, &dumps).map(|why| format!("{heading}: {why}")));
+        faults.extend(key_faults(&rows, schema).map(|why| format!("{heading}: {why}")));
     }
     let reference = Document::read("docs/reference.md");
     let codes: Vec<Vec<String>> = reference.rows("## Exit codes").into_iter().skip(1).collect();
@@ -34,36 +32,19 @@ pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Defaults of volumes: a key that some of them lack has none.
-fn volumes() -> Vec<String> {
-    let of = |volume: VolumeConfig| {
-        let config = TargetConfig { volumes: vec![volume], ..TargetConfig::default() };
-        let dump = config.dump().expect("a volume");
-        dump.split("[[volume]]").nth(1).unwrap_or_default().to_owned()
-    };
-    vec![of(VolumeConfig::file("v", "/v")), of(VolumeConfig::null("v", ByteSize(4096)))]
-}
-
-/// Defaults of a host.
-fn host() -> String {
-    let host = HostConfig::new("h", Vec::new(), Vec::new());
-    let config = TargetConfig { hosts: vec![host], ..TargetConfig::default() };
-    config.dump().expect("a host").split("[[host]]").nth(1).unwrap_or_default().to_owned()
-}
-
-fn key_faults(
-    rows: &[Vec<String>],
-    schema: &Schema,
-    dumps: &[String],
-) -> impl Iterator<Item = String> {
+fn key_faults(rows: &[Vec<String>], schema: &Schema) -> impl Iterator<Item = String> + use<> {
     let said: Vec<(&str, &str)> = rows
         .iter()
         .skip(1)
         .filter_map(|row| Some((row.first()?.trim_matches('`'), row.get(1)?.trim_matches('`'))))
         .collect();
     let mut faults = Vec::new();
-    for key in schema.keys {
-        let default = default_of(key.name, key.required, dumps);
+    for key in schema.keys() {
+        let default = match schema.default_of(key) {
+            _ if key.required => "required".to_owned(),
+            None => "absent".to_owned(),
+            Some(value) => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+        };
         match said.iter().find(|(name, _)| *name == key.name) {
             None => faults.push(format!("`{}` is missing", key.name)),
             Some((name, said)) if *said != default => {
@@ -72,22 +53,10 @@ fn key_faults(
             Some(_) => {}
         }
     }
-    let is_known = |name: &str| schema.keys.iter().any(|key| key.name == name);
+    let is_known = |name: &str| schema.key(name).is_some();
     let unknown = said.iter().filter(|(name, _)| !is_known(name));
     faults.extend(unknown.map(|(name, _)| format!("there is no key `{name}`")));
     faults.into_iter()
-}
-
-fn default_of(name: &str, required: bool, dumps: &[String]) -> String {
-    if required {
-        return "required".to_owned();
-    }
-    let value = |dump: &String| {
-        let mut lines = dump.lines().filter_map(|line| line.split_once(" = "));
-        lines.find(|(key, _)| *key == name).map(|(_, value)| value.trim_matches('"').to_owned())
-    };
-    let values: Option<Vec<String>> = dumps.iter().map(value).collect();
-    values.and_then(|values| values.first().cloned()).unwrap_or_else(|| "absent".to_owned())
 }
 
 fn flag_faults(commands: &Document, documents: &[Document]) -> Vec<String> {
@@ -139,8 +108,7 @@ fn flags_in(document: &Document) -> Vec<(usize, String)> {
 fn a_wrong_key_or_flag_is_a_fault() {
     let row = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
     let rows = [row(&["key", "default"]), row(&["`lease`", "`31s`"]), row(&["`lese`", "absent"])];
-    let dump = TargetConfig::default().dump().unwrap();
-    let faults: Vec<String> = key_faults(&rows, TargetConfig::keys(), &[dump]).collect();
+    let faults: Vec<String> = key_faults(&rows, TargetConfig::keys()).collect();
     assert!(faults.contains(&"`lease`: default 31s, it is 30s".to_owned()), "{faults:?}");
     assert!(faults.contains(&"`arena` is missing".to_owned()));
     assert!(faults.contains(&"there is no key `lese`".to_owned()));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use rblk_config::TargetConfig;
+use rblk_config::{TargetConfig, TransportKeys};
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_tests::lab::{
     Aligned, Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, Running, Target, Witness, pattern,
@@ -192,8 +192,11 @@ fn keys_of_the_configuration_reach_the_card() {
         for (relaxed, tos) in [(true, 106), (false, 0)] {
             let cards = Cards::new(lab, "");
             let config = TargetConfig {
-                relaxed_ordering: relaxed,
-                tos: (tos != 0).then_some(tos),
+                transport: TransportKeys {
+                    relaxed_ordering: relaxed,
+                    tos: (tos != 0).then_some(tos),
+                    ..TransportKeys::default()
+                },
                 // The device has no NUMA node, so its vectors follow the order of the CPUs.
                 cpus: Some(if relaxed { vec![1, 0] } else { vec![0, 1] }),
                 ..TargetConfig::default()
@@ -355,7 +358,8 @@ fn all_retries_of_a_card_end_within_detect() {
         ] {
             let cards = Cards::new(lab, "");
             let ack_timeout = target_key.map(|time| time.parse().expect("a time"));
-            let config = TargetConfig { ack_timeout, ..TargetConfig::default() };
+            let transport = TransportKeys { ack_timeout, ..TransportKeys::default() };
+            let config = TargetConfig { transport, ..TargetConfig::default() };
             let flags = serve_file(lab, 16 * MIB).config(lab, &config);
             let target = Target::start(lab, &flags.environment(cards.environment()));
             let flags = MountFlags::new(lab.rdma(), "v0").flag(flag[0], flag[1]);

@@ -196,5 +196,9 @@ fn a_bad_number_is_refused_with_the_right_form() {
         &["a number without a unit; \"5s\" is five seconds"],
     );
     let ended = mount(&["--queue-depth", "99999"]);
-    assert_refused(&ended, 2, &["99999 is not in 1..=1024"]);
+    assert_refused(
+        &ended,
+        2,
+        &["--queue-depth 99999: more than 1024; write a whole number from 1 to 1024"],
+    );
 }

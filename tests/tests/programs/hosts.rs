@@ -234,7 +234,7 @@ fn limits_of_a_host_are_set_kept_and_taken_away_in_the_running_target() {
     let limits = |name: &str| {
         let ended = command("rblk-target", &["dump", "--control-socket", &socket]);
         let config = TargetConfig::parse(&ended.stdout, "dump").unwrap();
-        config.hosts.iter().find(|host| host.name == name).map(|host| host.limits().to_string())
+        config.hosts.iter().find(|host| host.name == name).map(|host| host.limits.to_string())
     };
     assert_refused(&set(&["db1", "--iops", "50"]), 11, &["the running target has no host db1"]);
     assert_refused(&set(&["db1"]), 2, &["--iops"]);

@@ -308,7 +308,7 @@ fn limits_are_set_shown_kept_and_taken_away_while_a_host_reads() {
     fs::write(&file, bed.table("vol0", "bandwidth = '32MiB/s'\n")).unwrap();
     bed.does("reload --dry-run", "bandwidth: \"64MiB/s\" -> \"32MiB/s\"");
     bed.does("reload", "vol0");
-    assert_eq!(bed.dump().volumes[0].limits().to_string(), "32MiB/s (burst 3276KiB)");
+    assert_eq!(bed.dump().volumes[0].limits.to_string(), "32MiB/s (burst 3276KiB)");
     bed.does("volume set vol0 --bandwidth none", "vol0: changed, 1MiB, read-write\n");
     let before = delays(&target).commands;
     (0..64).for_each(|_| drop(client.read(0, 4096)));

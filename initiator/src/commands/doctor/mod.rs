@@ -82,13 +82,11 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
 
 /// The configuration to mount: from the file and the flags.
 fn configuration(args: &DoctorArgs) -> Result<MountConfig, rblk_config::ConfigError> {
-    let mut config = match &args.config {
+    let config = match &args.config {
         Some(path) => MountConfig::load(path)?,
         None => MountConfig::default(),
     };
-    args.identity.add_to(&mut config);
-    config.encrypt = args.encrypt.unwrap_or(config.encrypt);
-    Ok(config)
+    args.keys.over(&config)
 }
 
 /// The parameters of a connection's try.
@@ -114,8 +112,8 @@ impl Wish<'_> {
             }
             command.arg("--key-file").arg(&self.config.key_file);
         }
-        if self.config.encrypt != Encrypt::Auto {
-            command.args(["--encrypt", &self.config.encrypt.to_string()]);
+        if self.config.transport.encrypt != Encrypt::Auto {
+            command.args(["--encrypt", &self.config.transport.encrypt.to_string()]);
         }
         match command.output() {
             Err(error) => Probe::other(format!("cannot run {}: {error}", self.daemon.display())),

@@ -99,7 +99,7 @@ impl Upkeep {
         volume.connect_queues(paths);
         let memory = volume.setup().buffers.iter().flatten();
         let given = parts.into_iter().zip(memory);
-        let spin = spin_mode(config.spin);
+        let spin = spin_mode(config.transport.spin);
         let given =
             given.map(|(parts, memory)| GivenQueue { parts, memory: Arc::clone(memory), spin });
         let given = given.collect();

@@ -43,7 +43,7 @@ pub(crate) fn start_queues(
             ledger: plan.ledger(),
             pulse: Some(plan.pulse),
             spin: spin_mode(plan.spin),
-            cpus: if plan.pin { cpus_of(device, queue) } else { Vec::new() },
+            cpus: cpus_of(device, queue),
             outbox: plan.outbox.clone(),
         })?;
         queues.add(handle);

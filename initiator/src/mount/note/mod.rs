@@ -29,7 +29,7 @@ use rblk_protocol::{
     BlockCount, BlockSize, Epoch, Features, Generation, HostId, InstanceId, Name, OpenReply,
     QueueDepth, SessionId, VolumeFlags, VolumeHandle, WriteVerifier, limits,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::front::ublk::{DeviceToken, disk_path};
 use crate::volume::course::Facts;
@@ -74,6 +74,7 @@ pub struct Note {
     #[serde(with = "as_text")]
     pub token: DeviceToken,
     /// The configuration of the mount.
+    #[serde(deserialize_with = "without_retired_keys")]
     pub config: MountConfig,
     // The host that the target knows as the holder. The host's id may have changed since.
     #[serde(with = "as_hex")]
@@ -436,6 +437,15 @@ impl Note {
 fn cut(text: &str) -> String {
     let end = (0..=TEXT_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text[..end.unwrap_or(0)].to_owned()
+}
+
+/// Reads the configuration of a mount whose program may have had keys that are retired now.
+fn without_retired_keys<'de, D: Deserializer<'de>>(from: D) -> Result<MountConfig, D::Error> {
+    let mut keys = serde_json::Map::deserialize(from)?;
+    for retired in MountConfig::keys().retired() {
+        keys.remove(retired.name);
+    }
+    serde_json::from_value(keys.into()).map_err(de::Error::custom)
 }
 
 /// A value as its own text.

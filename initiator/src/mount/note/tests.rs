@@ -128,6 +128,16 @@ fn a_note_is_roots_and_replaced_whole() {
 }
 
 #[test]
+fn a_note_of_a_program_with_retired_keys_is_read() {
+    let mut old: Value = serde_json::from_slice(&text(&note())).unwrap();
+    old["config"]["pin_queues"] = json!(false);
+    assert_eq!(Note::parse(&serde_json::to_vec(&old).unwrap(), "vol0").unwrap(), note());
+    old["config"]["no_such_key"] = json!(true);
+    let error = Note::parse(&serde_json::to_vec(&old).unwrap(), "vol0").unwrap_err().to_string();
+    assert!(error.contains("no_such_key"), "{error}");
+}
+
+#[test]
 fn a_note_with_a_bad_value_is_refused() {
     let cases: [(&str, Value, &str); 26] = [
         ("/form", json!(1), "form"),

@@ -55,8 +55,6 @@ pub(crate) struct QueuePlan<'p> {
     pub(crate) retain_bytes: usize,
     pub(crate) pulse: Pulse,
     pub(crate) spin: Spin,
-    /// Whether each thread runs on the CPUs that submit to its queue.
-    pub(crate) pin: bool,
     pub(crate) outbox: &'p mpsc::UnboundedSender<FromQueue>,
 }
 

@@ -5,21 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use rblk_config::key_file::HOST_KEY_FILE;
-use rblk_config::{
-    ByteSize, ConfigError, DigestWish, Duration, Encrypt, Exit, KeyFileError, MountConfig, OnLoss,
-    Spin,
-};
+use rblk_config::{ByteSize, ConfigError, Duration, Exit, KeyFileError, MountConfig};
 use rblk_protocol::auth::PublicKey;
-use rblk_protocol::limits;
 
 use super::configured::{ByFlags, Configured, KeysFile};
 use super::guest_keys::{UnsuitedKey, must_suit_guests};
 use super::mount_status::MountStatus;
 use super::not_there::{NotInBackground, NotMounted, NotRoot};
 use crate::Output;
+use crate::key_flags::KeyFlags;
+use crate::key_flags::key_sets::{ConnectKeySet, IdentityKeySet, MountKeySet};
 
 mod examples;
 
@@ -177,7 +174,7 @@ pub enum Command {
         timeout: Duration,
         /// The keys of both ends.
         #[command(flatten)]
-        identity: IdentityArgs,
+        identity: KeyFlags<IdentityKeySet>,
     },
     /// Find what keeps this host from mounting, and print the command that fixes it.
     ///
@@ -199,12 +196,9 @@ pub struct DoctorArgs {
     /// How long to wait for each answer.
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub timeout: Duration,
-    /// The keys of both ends.
+    /// The keys of both ends, and encryption.
     #[command(flatten)]
-    pub identity: IdentityArgs,
-    /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
-    #[arg(long, value_name = "WORD")]
-    pub encrypt: Option<Encrypt>,
+    pub keys: KeyFlags<ConnectKeySet>,
     /// Only try the one address, and say how that went.
     #[arg(long, hide = true)]
     pub probe: bool,
@@ -231,30 +225,6 @@ pub struct KeyArgs {
     /// Key file; key_file of a mount names another one.
     #[arg(long, value_name = "PATH", default_value = HOST_KEY_FILE)]
     pub file: PathBuf,
-}
-
-/// The keys with which both ends prove their identity.
-#[derive(Debug, Args)]
-pub struct IdentityArgs {
-    /// Public key of the target, as `rblk-target key show` prints it there. Both ends then prove
-    /// their keys. Repeat for the next key of the target.
-    #[arg(long, value_name = "KEY")]
-    pub target_key: Vec<PublicKey>,
-    /// File of the secret key of this host, or credential:NAME; /etc/rblk/host.key by default.
-    #[arg(long, value_name = "PATH")]
-    pub key_file: Option<PathBuf>,
-}
-
-impl IdentityArgs {
-    /// Adds the values of the flags.
-    pub fn add_to(&self, config: &mut MountConfig) {
-        if !self.target_key.is_empty() {
-            config.target_keys.clone_from(&self.target_key);
-        }
-        if let Some(file) = &self.key_file {
-            config.key_file.clone_from(file);
-        }
-    }
 }
 
 /// One mount, or every mount that needs it.
@@ -289,13 +259,9 @@ pub struct RecoverArgs {
     pub lock_on_stdin: bool,
 }
 
-/// The parser of a flag's number with an upper bound.
-fn from_1_to(max: u16) -> RangedI64ValueParser<u16> {
-    clap::value_parser!(u16).range(1..=i64::from(max))
-}
-
 /// The mount and its settings.
 #[derive(Debug, Args)]
+#[command(mut_arg("shared", |arg| arg.conflicts_with("read_only")))]
 pub struct MountArgs {
     /// Address of the target.
     #[arg(required_unless_present = "config")]
@@ -313,99 +279,14 @@ pub struct MountArgs {
     /// Name of the mount; by default that of the file of --config without .toml, else the volume's.
     #[arg(long)]
     pub name: Option<String>,
-    /// Hardware queues, each with a connection and a thread; one per CPU up to 4 by default.
-    #[arg(long, value_name = "N", value_parser = from_1_to(limits::MOUNT_QPS_MAX))]
-    pub queues: Option<u16>,
-    /// QPs of each queue, which share large requests; by default 2 on a software device (rxe, siw)
-    /// and 1 on others. Queues times lanes is at most 63.
-    #[arg(long, value_name = "N", value_parser = from_1_to(limits::LANES_MAX))]
-    pub lanes: Option<u16>,
-    /// Commands outstanding per queue.
-    #[arg(long, value_name = "N", value_parser = from_1_to(limits::QUEUE_DEPTH_MAX))]
-    pub queue_depth: Option<u16>,
-    /// Most data of one command; longer requests are split.
-    #[arg(long, value_name = "SIZE")]
-    pub max_io: Option<ByteSize>,
-    /// Whether commands and data carry CRC-32C digests, which find every changed bit on the way.
-    ///
-    /// "auto", the default: on software devices (Soft-RoCE, soft-iWARP) and on TCP without
-    /// encryption. Cards check the data that they move, and encryption finds every change.
-    /// "crc32c": always. "off": never. With digests one command moves at most 1 MiB.
-    #[arg(long, value_name = "auto|crc32c|off")]
-    pub digest: Option<DigestWish>,
-    /// File of tmpfs or hugetlbfs that programs map: direct I/O (O_DIRECT) with that memory is not
-    /// copied on this host; repeat for several. The file has its size already, whole pages and at
-    /// most 4 GiB. Linux 7.1; without digests.
-    #[arg(long, value_name = "PATH")]
-    pub shared_memory: Vec<PathBuf>,
-    /// Read-only: it excludes no other host, and no other host excludes it.
-    #[arg(long, visible_alias = "read-only")]
-    pub ro: bool,
-    /// Let other hosts write, too, if they also use --shared. For software that can share a disk.
-    #[arg(long, conflicts_with = "ro")]
-    pub shared: bool,
     /// Take the volume from the host that holds it: every request of that host fails from then on,
     /// and writes that it had not flushed may be lost. For a host that is dead or permanently cut
     /// off. Not possible in a file.
-    #[arg(long, conflicts_with = "ro")]
+    #[arg(long, conflicts_with = "read_only")]
     pub take_over: bool,
-    /// Memory for copies of writes that no FLUSH covered yet, so that they survive a crash of the
-    /// target; 0 by default.
-    #[arg(long, value_name = "SIZE")]
-    pub retain: Option<ByteSize>,
-    /// Which FLUSHes (fsync, a journal's commit) fail after acknowledged writes may be lost.
-    ///
-    /// "until-remount", the default: every FLUSH fails with EIO until the disk is unmounted and
-    /// mounted again, so that every user of the disk hears of the loss: two file systems on two
-    /// partitions, a database beside a file system. "once": the FLUSHes that wait then, or the next
-    /// one, fail; later ones work again. Only for a disk with one user that handles a failed FLUSH
-    /// itself. Reads and writes go on in both.
-    #[arg(long, value_name = "once|until-remount")]
-    pub on_loss: Option<OnLoss>,
-    /// The N of /dev/ublkbN; the lowest free number by default.
-    #[arg(long, value_name = "N")]
-    pub device_id: Option<u32>,
-    /// Pause after every address of a lost target was tried; it grows.
-    #[arg(long, value_name = "TIME")]
-    pub reconnect_delay: Option<Duration>,
-    /// Fail requests when the target is lost for longer; without it they wait without a limit.
-    #[arg(long, value_name = "TIME")]
-    pub fail_after: Option<Duration>,
-    /// How soon a silent target counts as lost.
-    #[arg(long, value_name = "TIME")]
-    pub detect: Option<Duration>,
-    /// How long one try to connect may take.
-    #[arg(long, value_name = "TIME")]
-    pub connect_timeout: Option<Duration>,
-    /// Wait for a target that cannot be reached yet: for that time, or without a limit.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "30days")]
-    pub wait: Option<Duration>,
-    /// How often to try an address that stands before the one in use, to go back to it; 0s never
-    /// goes back.
-    #[arg(long, value_name = "TIME")]
-    pub failback: Option<Duration>,
-    /// How long an idle queue looks for work before it sleeps: a time, "adaptive" or "always".
-    #[arg(long, value_name = "TIME")]
-    pub spin: Option<Spin>,
-    /// Whether the thread of each queue runs on the CPUs whose requests the queue serves; "true" by
-    /// default.
-    #[arg(long, value_name = "true|false", hide_possible_values = true)]
-    pub pin_queues: Option<bool>,
-    /// This host's name as the target shows it.
-    #[arg(long)]
-    pub host_name: Option<String>,
-    /// The keys of both ends.
+    /// The keys of the configuration.
     #[command(flatten)]
-    pub identity: IdentityArgs,
-    /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
-    #[arg(long, value_name = "WORD")]
-    pub encrypt: Option<Encrypt>,
-    /// Type of service of the packets, 0 to 255: DSCP times 4, plus ECN.
-    #[arg(long, value_name = "NUMBER")]
-    pub tos: Option<u8>,
-    /// How long an RDMA card waits for an acknowledgement before it sends again.
-    #[arg(long, value_name = "TIME")]
-    pub ack_timeout: Option<Duration>,
+    pub keys: KeyFlags<MountKeySet>,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,
@@ -467,48 +348,15 @@ impl MountArgs {
     /// # Errors
     /// [`ConfigError`].
     pub fn configuration(&self) -> Result<MountConfig, ConfigError> {
-        let mut config = match &self.config {
-            Some(path) => MountConfig::load(path)?,
-            None => MountConfig::new(
-                self.address.clone().unwrap_or_default(),
-                self.volume.clone().unwrap_or_default(),
-            ),
-        };
-        if self.config.is_some() {
-            if let Some(address) = &self.address {
-                config.target = vec![address.clone()];
-            }
-            if let Some(volume) = &self.volume {
-                config.volume.clone_from(volume);
-            }
+        let mut flags = self.keys.layer().clone();
+        if let Some(address) = &self.address {
+            flags.set_argument("target", vec![address.as_str()]);
         }
-        config.target.extend(self.path.iter().cloned());
-        config.queues = self.queues.or(config.queues);
-        config.lanes = self.lanes.or(config.lanes);
-        config.queue_depth = self.queue_depth.unwrap_or(config.queue_depth);
-        config.max_io = self.max_io.unwrap_or(config.max_io);
-        config.shared_memory.extend(self.shared_memory.iter().cloned());
-        config.read_only |= self.ro;
-        config.shared |= self.shared;
-        config.retain = self.retain.unwrap_or(config.retain);
-        config.digest = self.digest.unwrap_or(config.digest);
-        config.on_loss = self.on_loss.unwrap_or(config.on_loss);
-        config.device_id = self.device_id.or(config.device_id);
-        config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
-        config.fail_after = self.fail_after.or(config.fail_after);
-        config.detect = self.detect.unwrap_or(config.detect);
-        config.connect_timeout = self.connect_timeout.unwrap_or(config.connect_timeout);
-        config.wait = self.wait.unwrap_or(config.wait);
-        config.failback = self.failback.unwrap_or(config.failback);
-        config.spin = self.spin.unwrap_or(config.spin);
-        config.pin_queues = self.pin_queues.unwrap_or(config.pin_queues);
-        config.host_name = self.host_name.clone().or(config.host_name);
-        self.identity.add_to(&mut config);
-        config.encrypt = self.encrypt.unwrap_or(config.encrypt);
-        config.tos = self.tos.or(config.tos);
-        config.ack_timeout = self.ack_timeout.or(config.ack_timeout);
-        config.validate()?;
-        Ok(config)
+        if let Some(volume) = &self.volume {
+            flags.set_argument("volume", volume.as_str());
+        }
+        flags.extend("target", "--path", &self.path);
+        MountConfig::load_with(self.config.as_deref(), &flags)
     }
 
     /// The configuration of the mount, and the file that names the target's keys later.
@@ -516,10 +364,10 @@ impl MountArgs {
     /// # Errors
     /// [`ConfigError`], or there is no current directory.
     pub fn configured(&self) -> anyhow::Result<Configured> {
-        let keys_file = self.config.as_deref().filter(|_| self.identity.target_key.is_empty());
+        let keys_file = self.config.as_deref().filter(|_| !self.keys.has("target_keys"));
         let keys_file = keys_file.map(std::path::absolute).transpose()?;
         let by_flags =
-            ByFlags { volume: self.volume.is_some(), key_file: self.identity.key_file.is_some() };
+            ByFlags { volume: self.volume.is_some(), key_file: self.keys.has("key_file") };
         let keys_file = keys_file.map(|path| KeysFile::new(path, by_flags));
         Ok(Configured { config: self.configuration()?, keys_file })
     }
@@ -603,6 +451,9 @@ pub fn exit_of_cause(cause: &(dyn Error + 'static)) -> Option<Exit> {
 
 #[cfg(test)]
 mod tests {
+    use rblk_config::key_file::HOST_KEY_FILE;
+    use rblk_config::{DigestWish, Encrypt, OnLoss};
+
     use super::*;
 
     fn configuration(flags: &[&str]) -> Result<MountConfig, ConfigError> {
@@ -619,9 +470,10 @@ mod tests {
         assert_eq!(mode(&[]), OnLoss::UntilRemount);
         assert_eq!(mode(&["--on-loss", "once"]), OnLoss::Once);
         assert_eq!(mode(&["--on-loss", "until-remount"]), OnLoss::UntilRemount);
-        let words = ["rblk-initiator", "mount", "192.0.2.1", "v", "--on-loss", "never"];
-        let error = Cli::try_parse_from(words).unwrap_err().to_string();
-        assert!(error.contains("\"never\" is neither \"once\" nor \"until-remount\""), "{error}");
+        assert_eq!(
+            configuration(&["--on-loss", "never"]).unwrap_err().to_string(),
+            "--on-loss never: not one of the choices; write \"once\" or \"until-remount\""
+        );
         // The flag wins over the file.
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = "target = ['tcp://192.0.2.1']\nvolume = 'v'\non_loss = 'once'\n";
@@ -650,7 +502,10 @@ mod tests {
         assert_eq!(config.target_keys, keys.map(|key| key.parse().unwrap()));
         assert_eq!(config.key_file, PathBuf::from("/k"));
         let config = of(&["--target-key", keys[0], "--encrypt", "required", "--digest", "crc32c"]);
-        assert_eq!((config.encrypt, config.digest), (Encrypt::Required, DigestWish::Crc32c));
+        assert_eq!(
+            (config.transport.encrypt, config.digest),
+            (Encrypt::Required, DigestWish::Crc32c)
+        );
         assert_eq!(config.key_file, PathBuf::from(HOST_KEY_FILE));
         // The target's keys come from the flags, or else from the file.
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -673,8 +528,8 @@ mod tests {
             &["--target-key", &keys[0].replace("rmnt", "rmnu")],
             &["--encrypt", "yes"],
         ] {
-            let words = ["rblk-initiator", "mount", "192.0.2.1", "v"];
-            assert!(Cli::try_parse_from(words.iter().chain(wrong)).is_err(), "{wrong:?}");
+            let error = configuration(wrong).unwrap_err().to_string();
+            assert!(error.starts_with(wrong[0]), "{error}");
         }
         let error = configuration(&["--encrypt", "required"]).unwrap_err();
         assert!(error.to_string().contains("there are no target_keys"), "{error}");
@@ -715,18 +570,61 @@ mod tests {
         let error = configuration(&["--queues", "16", "--lanes", "4"]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "lanes = 4: queues x lanes = 16 x 4 = 64 QPs, the limit of a mount is 63; lower lanes to 3, or queues to 15"
+            "--lanes 4: queues x lanes = 16 x 4 = 64 QPs, the limit of a mount is 63; lower lanes to 3, or queues to 15"
         );
         assert_eq!(error.exit(), Exit::Usage);
-        for (flag, range) in
-            [("--queues", "1..=63"), ("--lanes", "1..=4"), ("--queue-depth", "1..=1024")]
-        {
-            for number in ["0", "1025", "99999"] {
-                let words = ["rblk-initiator", "mount", "192.0.2.1", "v", flag, number];
-                let error = Cli::try_parse_from(words).unwrap_err().to_string();
-                assert!(error.contains(&format!("{number} is not in {range}")), "{error}");
+        for (flag, most) in [("--queues", 63), ("--lanes", 4), ("--queue-depth", 1024)] {
+            let rule = format!("write a whole number from 1 to {most}");
+            for (number, fault) in
+                [("0", "less than 1".to_owned()), ("99999", format!("more than {most}"))]
+            {
+                let error = configuration(&[flag, number]).unwrap_err().to_string();
+                assert_eq!(error, format!("{flag} {number}: {fault}; {rule}"));
             }
+            let error = configuration(&[flag, "x"]).unwrap_err().to_string();
+            assert_eq!(error, format!("{flag} x: a string, not a number; {rule}"));
         }
+    }
+
+    #[test]
+    fn every_fault_of_flags_and_file_is_told_with_its_origin() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "target = ['tcp://192.0.2.1']\ndetect = '1ms'\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let words =
+            ["rblk-initiator", "mount", "--config", path, "--max-io", "3MiB", "--retain", "1"];
+        let Command::Mount(args) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+        let error = args.configuration().unwrap_err().to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        assert!(lines.iter().any(|line| line.starts_with("--max-io 3MiB: not a power")), "{error}");
+        assert!(lines.iter().any(|line| line.starts_with("--retain 1: not a multiple")), "{error}");
+        let detect = format!("{path}:2:10: detect = \"1ms\": less than 100ms");
+        assert!(lines.iter().any(|line| line.starts_with(&detect)), "{error}");
+        assert!(error.contains("volume: missing"), "{error}");
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "target = ['tcp://192.0.2.1']\nvolume = 'v'\nread_only = true\nwait = '1s'\n\
+                    shared_memory = ['/dev/shm/a']\n";
+        std::fs::write(file.path(), text).unwrap();
+        let path = file.path().to_str().unwrap();
+        let of = |flags: &[&str]| {
+            let words = [&["rblk-initiator", "mount", "--config", path], flags].concat();
+            match Cli::try_parse_from(words).unwrap().command {
+                Command::Mount(args) => args.configuration().unwrap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(of(&[]).read_only && of(&["--ro"]).read_only);
+        assert!(!of(&["--ro=false"]).read_only && !of(&["--read-only=false"]).read_only);
+        assert_eq!(of(&["--wait"]).wait.to_string(), "30days");
+        assert_eq!(of(&["--wait=5s", "--path", "tcp://b"]).target, ["tcp://192.0.2.1", "tcp://b"]);
+        assert_eq!(of(&["tcp://c", "--path", "tcp://b"]).target, ["tcp://c", "tcp://b"]);
+        let shared = of(&["--shared-memory", "/dev/shm/b", "--shared-memory", "/dev/shm/c"]);
+        assert_eq!(shared.shared_memory, ["/dev/shm/b", "/dev/shm/c"].map(PathBuf::from));
+        assert!(!of(&["--relaxed-ordering=false"]).transport.relaxed_ordering);
     }
 
     #[test]

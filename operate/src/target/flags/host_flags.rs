@@ -7,8 +7,9 @@ use rblk_config::VolumeRight;
 use rblk_config::key_file::TARGET_KEY_FILE;
 use rblk_protocol::auth::PublicKey;
 
-use super::limit_flags::LimitArgs;
 use super::running_flags::{CONFIG, RunningArgs};
+use crate::key_flags::KeyFlags;
+use crate::key_flags::key_sets::{HostKeySet, LimitKeySet};
 
 /// The commands of `rblk-target key`.
 #[derive(Debug, Subcommand)]
@@ -71,9 +72,9 @@ pub struct HostAddArgs {
     /// for several.
     #[arg(long, value_name = "VOLUME:rw|ro")]
     pub volume: Vec<VolumeRight>,
-    /// Whether the host may take a volume over from the host that holds it.
-    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub take_over: Option<bool>,
+    /// The other keys of the host.
+    #[command(flatten)]
+    pub keys: KeyFlags<HostKeySet>,
     /// The configuration and the target.
     #[command(flatten)]
     pub place: HostPlace,
@@ -81,14 +82,12 @@ pub struct HostAddArgs {
 
 /// Other limits for a host.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["iops", "bandwidth", "iops_burst", "bandwidth_burst"]))]
 pub struct HostSetArgs {
     /// Name of the host.
     pub name: String,
     /// The limits.
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub limits: KeyFlags<LimitKeySet>,
     /// Write the change into the configuration too, so that it stays after a restart: into
     /// FILE.d/host-NAME.toml.
     #[arg(long)]

@@ -1,29 +1,28 @@
 //! The command line of `rblk-target` and `rblk-targetd`.
 
 mod host_flags;
-mod limit_flags;
 mod running_flags;
 mod volume_flags;
 
 use std::error::Error;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::Output;
 use clap::{Args, Parser, Subcommand};
 use rblk_config::{
-    Auth, ByteSize, ConfigError, DropInError, Duration, Exit, HostConfig, KeyFileError,
-    NoTargetKey, Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
+    ByteSize, ConfigError, DropInError, Duration, Exit, FlagLayer, KeyFileError, NoTargetKey,
+    TargetConfig, VolumeConfig,
 };
 use rblk_protocol::auth::PublicKey;
 
+use crate::key_flags::KeyFlags;
+use crate::key_flags::key_sets::TargetKeySet;
 use crate::target::refusal::Refusal;
 
 pub use host_flags::{
     HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
 };
-pub use limit_flags::LimitArgs;
 pub use running_flags::{CONFIG, RunningArgs};
 pub use volume_flags::{
     ChangeArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
@@ -260,13 +259,6 @@ pub struct ServeArgs {
     /// Configuration file (TOML). For X.toml, the files X.d/*.toml beside it are read too.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat
-    /// for several.
-    ///
-    /// Without any, here and in the file: every address of this host, IPv6 and IPv4, by TCP on port
-    /// 7721, and by RDMA on port 7720 when this host has an RDMA device.
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen: Vec<String>,
     /// Volume on a file or block device; repeat for several.
     #[arg(long, value_name = "NAME=PATH")]
     pub file: Vec<String>,
@@ -282,60 +274,13 @@ pub struct ServeArgs {
     /// Refuse writes to the volumes named by flags.
     #[arg(long)]
     pub read_only: bool,
-    /// Name shown to initiators; the host's name by default.
-    #[arg(long)]
-    pub name: Option<String>,
-    /// Where `status` and `drain` reach this target.
-    #[arg(long, value_name = "PATH")]
-    pub control_socket: Option<PathBuf>,
-    /// Where this target remembers whether it stopped cleanly and which hosts held its volumes;
-    /// targets of the same name need one each.
-    #[arg(long, value_name = "DIRECTORY")]
-    pub state_dir: Option<PathBuf>,
-    /// Data threads; one per two CPUs, 1 to 4, by default.
-    #[arg(long, value_name = "N")]
-    pub poll_groups: Option<u16>,
-    /// Registered memory for the cache and data in flight.
-    #[arg(long, value_name = "SIZE")]
-    pub arena: Option<ByteSize>,
-    /// Most data of one command.
-    #[arg(long, value_name = "SIZE")]
-    pub max_io: Option<ByteSize>,
-    /// Write data up to this size travels inside the command.
-    #[arg(long, value_name = "SIZE")]
-    pub inline: Option<ByteSize>,
-    /// How long an idle data thread looks for work before it sleeps: a time, "adaptive" or
-    /// "always".
-    #[arg(long, value_name = "TIME")]
-    pub spin: Option<Spin>,
-    /// How long a drain waits for initiators to leave.
-    #[arg(long, value_name = "TIME")]
-    pub drain_timeout: Option<Duration>,
-    /// How long a target that stops goes on with the write of dirty data to a store that refuses
-    /// it.
-    #[arg(long, value_name = "TIME")]
-    pub stop_timeout: Option<Duration>,
-    /// How long an initiator without connections keeps its volumes.
-    #[arg(long, value_name = "TIME")]
-    pub lease: Option<Duration>,
-    /// Serve metrics, health and a live page over HTTP at this address and port, such as
-    /// 127.0.0.1:9720. Read-only, and without authentication.
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub http: Option<SocketAddr>,
-    /// Hosts that may connect: "required" lets in hosts that prove their keys, "none" all hosts.
-    /// Without it: "none" if only this host reaches the addresses, else "required".
-    #[arg(long, value_name = "none|required")]
-    pub auth: Option<Auth>,
-    /// Let every host that reaches an address read, write and take over every volume.
-    #[arg(long)]
-    pub insecure: bool,
-    /// File of the secret key of this target, or credential:NAME.
-    #[arg(long, value_name = "PATH")]
-    pub key_file: Option<PathBuf>,
     /// Let a host open every volume; repeat for several hosts, or for a second key. The tables of
     /// hosts in a file can say more.
     #[arg(long, value_name = "NAME=KEY")]
     pub host: Vec<String>,
+    /// The keys of the configuration.
+    #[command(flatten)]
+    pub keys: KeyFlags<TargetKeySet>,
     /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,
@@ -363,37 +308,13 @@ impl ServeArgs {
     /// # Errors
     /// [`ConfigError`] or [`BadFlag`].
     pub fn configuration(&self, can_rdma: bool) -> anyhow::Result<TargetConfig> {
-        let mut config = match &self.config {
-            Some(path) => TargetConfig::load(path)?,
-            None => TargetConfig::default(),
-        };
-        config.volumes.extend(self.volumes()?);
-        self.protect(&mut config)?;
-        if !self.listen.is_empty() {
-            config.listen.clone_from(&self.listen);
+        let mut flags = self.keys.layer().clone();
+        for volume in self.volumes()? {
+            flags.add_volume(&volume)?;
         }
+        self.hosts(&mut flags)?;
+        let mut config = TargetConfig::load_with(self.config.as_deref(), &flags)?;
         crate::target::listen::fill_in(&mut config, can_rdma);
-        if self.name.is_some() {
-            config.name.clone_from(&self.name);
-        }
-        if let Some(path) = &self.control_socket {
-            config.control_socket.clone_from(path);
-        }
-        if let Some(path) = &self.state_dir {
-            config.state_dir = std::path::absolute(path)?;
-        }
-        if self.poll_groups.is_some() {
-            config.poll_groups = self.poll_groups;
-        }
-        config.arena = self.arena.unwrap_or(config.arena);
-        config.max_io = self.max_io.unwrap_or(config.max_io);
-        config.inline = self.inline.unwrap_or(config.inline);
-        config.spin = self.spin.unwrap_or(config.spin);
-        config.drain_timeout = self.drain_timeout.unwrap_or(config.drain_timeout);
-        config.stop_timeout = self.stop_timeout.unwrap_or(config.stop_timeout);
-        config.lease = self.lease.unwrap_or(config.lease);
-        config.http = self.http.or(config.http);
-        config.validate()?;
         // The volumes of a target with a file may come while it runs, and the last of them may have
         // gone.
         if config.volumes.is_empty() && self.config.is_none() {
@@ -443,30 +364,19 @@ impl ServeArgs {
         Ok(volumes)
     }
 
-    /// Adds the flags about the hosts that may connect.
-    fn protect(&self, config: &mut TargetConfig) -> anyhow::Result<()> {
-        config.auth = self.auth.or(config.auth);
-        config.insecure |= self.insecure;
-        if let Some(file) = &self.key_file {
-            config.key_file.clone_from(file);
-        }
+    /// Adds the hosts of the flags.
+    fn hosts(&self, flags: &mut FlagLayer) -> Result<(), BadFlag> {
         for text in &self.host {
             let bad = |reason: String| BadFlag { flag: "host", text: text.clone(), reason };
             let (name, key) =
                 text.split_once('=').ok_or_else(|| bad("write --host NAME=KEY".to_owned()))?;
-            let key: PublicKey = key.parse().map_err(|error| BadFlag {
+            key.parse::<PublicKey>().map_err(|error| BadFlag {
                 flag: "host",
                 // The value may be a secret key.
                 text: format!("{name}=..."),
                 reason: format!("{error}"),
             })?;
-            match config.hosts.iter_mut().find(|host| host.name == name) {
-                Some(host) => host.keys.push(key),
-                None => {
-                    let every = VolumeRight::new(None, VolumeAccess::ReadWrite);
-                    config.hosts.push(HostConfig::new(name, vec![key], vec![every]));
-                }
-            }
+            flags.add_host(name, key);
         }
         Ok(())
     }

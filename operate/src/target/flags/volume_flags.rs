@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use rblk_config::{ByteSize, CacheMode};
+use rblk_config::ByteSize;
 
-use super::limit_flags::LimitArgs;
 use super::running_flags::RunningArgs;
-use crate::target::ask::Wish;
+use crate::key_flags::KeyFlags;
+use crate::key_flags::key_sets::{NewVolumeKeySet, VolumeKeySet};
 
 /// The commands of `rblk-target volume`.
 #[derive(Debug, Subcommand)]
@@ -23,6 +23,9 @@ pub enum VolumeCommand {
     /// Hosts that have it open go on; they learn of the size at once, or when they connect again.
     Resize(VolumeResizeArgs),
     /// Change how a volume is served. The other settings stay.
+    ///
+    /// For another mode of the cache, dirty data is written first, and hosts that have the volume
+    /// open are cut off for a moment.
     Set(VolumeSetArgs),
     /// Clone the file of a volume while hosts use it, and serve the clone read-only.
     ///
@@ -82,27 +85,9 @@ pub struct VolumeAddArgs {
     /// Of zeros, of this size; drops writes.
     #[arg(long, value_name = "SIZE")]
     pub null: Option<ByteSize>,
-    /// Bytes of a block: 512 or 4096.
-    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
-    pub block_size: u32,
-    /// Refuse writes.
-    #[arg(long)]
-    pub read_only: bool,
-    /// Mode of the block cache for it: none, write-through or write-back.
-    #[arg(long, value_name = "MODE")]
-    pub cache: Option<CacheMode>,
-    /// How far ahead of a sequential reader to read; 0 is off.
-    #[arg(long, value_name = "SIZE")]
-    pub read_ahead: Option<ByteSize>,
-    /// How much of the cache it keeps when other volumes need memory, once it has used it.
-    #[arg(long, value_name = "SIZE")]
-    pub cache_min: Option<ByteSize>,
-    /// How much of the cache it has at most.
-    #[arg(long, value_name = "SIZE")]
-    pub cache_max: Option<ByteSize>,
-    /// The limits.
+    /// The other keys of the volume.
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub keys: KeyFlags<NewVolumeKeySet>,
     /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
@@ -160,33 +145,12 @@ pub struct VolumeSnapshotArgs {
 
 /// The new settings of a volume.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args([
-        "read_only", "cache", "read_ahead", "cache_min", "cache_max", "iops", "bandwidth", "iops_burst",
-        "bandwidth_burst",
-    ]))]
 pub struct VolumeSetArgs {
     /// Name of the volume.
     pub name: String,
-    /// Whether writes are refused, also those of hosts that have it open.
-    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub read_only: Option<bool>,
-    /// Mode of the block cache for it: none, write-through or write-back. Dirty data is written
-    /// first; hosts that have it open are cut off for a moment.
-    #[arg(long, value_name = "MODE")]
-    pub cache: Option<CacheMode>,
-    /// How far ahead of a sequential reader to read; 0 is off.
-    #[arg(long, value_name = "SIZE")]
-    pub read_ahead: Option<ByteSize>,
-    /// How much of the cache it keeps when other volumes need memory, once it has used it; or none.
-    #[arg(long, value_name = "SIZE|none")]
-    pub cache_min: Option<Wish<ByteSize>>,
-    /// How much of the cache it has at most; or none: as much as there is.
-    #[arg(long, value_name = "SIZE|none")]
-    pub cache_max: Option<Wish<ByteSize>>,
-    /// The limits.
+    /// The keys to change.
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub keys: KeyFlags<VolumeKeySet>,
     /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,

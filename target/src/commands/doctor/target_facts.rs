@@ -143,6 +143,7 @@ fn listens(root: &Path, config: &TargetConfig, is_free: bool) -> Vec<Listen> {
 fn wants_tls(config: &TargetConfig) -> bool {
     let is_tcp = |text: &String| text.parse().is_ok_and(|a: Address| a.scheme == Scheme::Tcp);
     config.listen.iter().any(is_tcp)
-        && config.encrypt != Encrypt::Off
-        && (config.authentication() == Auth::Required || config.encrypt == Encrypt::Required)
+        && config.transport.encrypt != Encrypt::Off
+        && (config.authentication() == Auth::Required
+            || config.transport.encrypt == Encrypt::Required)
 }

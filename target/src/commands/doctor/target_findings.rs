@@ -111,7 +111,7 @@ pub(super) fn network(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
         let far = far_cpus(&facts.devices, config.devices.as_deref(), cpus);
         found.extend(far.into_iter().map(|far| Finding::warn("cpus", far)));
     }
-    let required = config.encrypt == Encrypt::Required;
+    let required = config.transport.encrypt == Encrypt::Required;
     let judge = |tls: Result<(), NoTls>| judge_tls(tls.map_err(|why| format!("{why}")), required);
     found.extend(facts.tls.map(judge));
     found

@@ -180,7 +180,7 @@ impl Devices {
             Placement::Memory(region) => Some((volume.index, Arc::clone(region))),
             Placement::Store | Placement::Null => None,
         });
-        let order = match running.relaxed_ordering {
+        let order = match running.transport.relaxed_ordering {
             true => MemoryOrder::Relaxed,
             false => MemoryOrder::Strict,
         };

@@ -51,7 +51,7 @@ impl Hosts {
         for entry in entries {
             let name = Name::new(&entry.name).map_err(|_| HostsError::Name(entry.name.clone()))?;
             let host = Arc::new(Host { id: id_of(name), name, rights: entry.clone() });
-            if let Some(limiter) = Limiter::renewed(None, entry.limits()) {
+            if let Some(limiter) = Limiter::renewed(None, entry.limits) {
                 limits.insert(host.id, limiter);
             }
             for key in &entry.keys {

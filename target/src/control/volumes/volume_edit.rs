@@ -17,7 +17,8 @@ pub(crate) struct VolumeEdit {
 impl VolumeEdit {
     /// The volume with these values.
     pub(crate) fn on(self, config: &VolumeConfig) -> VolumeConfig {
-        let mut config = config.clone().with_limits(self.limits.on(config.limits()));
+        let mut config = config.clone();
+        config.limits = self.limits.on(config.limits);
         config.read_only = self.read_only.unwrap_or(config.read_only);
         // The rules of the configuration decide whether its store may have one.
         config.cache = self.cache.or(config.cache);

@@ -42,7 +42,7 @@ pub(super) fn altered(
              (`rblk-target volume remove {name}`)"
         ));
     }
-    let limits = Limiter::renewed(before.limits.as_ref(), config.limits());
+    let limits = Limiter::renewed(before.limits.as_ref(), config.limits);
     let mut volume = Volume { read_only: config.read_only, limits, ..before.clone() };
     let bytes = bytes.unwrap_or(before.size_bytes());
     let block = before.block_size;

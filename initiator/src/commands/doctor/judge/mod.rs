@@ -95,10 +95,10 @@ pub(super) fn key_file(facts: &Facts, config: &MountConfig) -> Finding {
 
 /// Whether the kernel can encrypt, if the mount needs that.
 pub(super) fn encryption(config: &MountConfig, tcp: bool) -> Option<Finding> {
-    let wanted = tcp && !config.target_keys.is_empty() && config.encrypt != Encrypt::Off;
+    let wanted = tcp && !config.target_keys.is_empty() && config.transport.encrypt != Encrypt::Off;
     wanted.then(|| {
         let lack = rblk_fabric::soft::tls::kernel_has_tls().map_err(|why| why.to_string());
-        judge_tls(lack, config.encrypt == Encrypt::Required)
+        judge_tls(lack, config.transport.encrypt == Encrypt::Required)
     })
 }
 

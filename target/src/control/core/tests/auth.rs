@@ -1,6 +1,6 @@
 //! Hosts that prove their keys, and hosts that do not.
 
-use rblk_config::HostConfig;
+use rblk_config::{HostConfig, Limits};
 use rblk_protocol::auth::{
     InitiatorHandshake, InitiatorSeal, PublicKey, QueueKey, SealedReply, SecretKey, SessionSecret,
 };
@@ -305,7 +305,8 @@ fn a_wrong_revoked_or_rotated_out_key() {
 
 #[test]
 fn the_poll_groups_hear_of_the_limits_of_hosts() {
-    let limited = |iops| HostConfig { iops, ..entry(1, &["*:rw"]) };
+    let limited =
+        |iops| HostConfig { limits: Limits { iops, ..Limits::default() }, ..entry(1, &["*:rw"]) };
     let mut w = world(&[limited(Some(1000)), entry(2, &["*:rw"])]);
     let (a, b, _) = (w.proven(1), w.proven(1), w.proven(2));
     let told = std::mem::take(&mut w.limits);
