@@ -82,7 +82,7 @@ pub struct CompareArgs {
     #[arg(long, value_enum, default_value = "disk")]
     pub engine: CompareEngine,
     /// Systems to measure, by key: rblk-verbs, rblk-tcp, nvme-rdma, nvme-tcp, nbd, local,
-    /// ublk-null; rblk-engine, rblk-engine-tcp, nbdkit-tcp, nbdkit-unix, qemu-nbd-tcp,
+    /// local-file, ublk-null; rblk-engine, rblk-engine-tcp, nbdkit-tcp, nbdkit-unix, qemu-nbd-tcp,
     /// qemu-nbd-unix, tgt; `none` for variants alone [default: all that this machine can set up].
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub systems: Vec<String>,
@@ -106,9 +106,14 @@ pub struct CompareArgs {
     /// Address that targets listen on here [default: that of the first RDMA device].
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
-    /// Where rblk's volume is; peers always have RAM.
+    /// Where rblk's volume is; peers always have RAM. With `file`, fio also measures a file of this
+    /// host (local-file).
     #[arg(long, value_enum, default_value = "memory")]
     pub volume: CompareVolume,
+    /// Where files are, for a volume in a file and for local-file [default: /run/rblk-bench, which
+    /// is often memory].
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
     /// Bytes of each device.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub size: ByteSize,

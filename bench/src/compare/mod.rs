@@ -24,6 +24,7 @@ use self::rounds::{Progress, Rounds};
 use crate::args::CompareArgs;
 use crate::folder::RunFolder;
 use crate::peer::Setting;
+use crate::peer::compare_volume::CompareVolume;
 use crate::peer::loaded::Loaded;
 use crate::peer::undo::{self, Journal};
 use crate::result::Run;
@@ -34,7 +35,10 @@ use crate::{child, interrupt, sysfs};
 pub(crate) fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
     let cells = plan::cells(&args.cells, &args.queues)?;
     let keys = plan::keys_for(args.engine, &args.systems);
-    let candidates = plan::systems(&keys, &args.variant, &args.rblk, &args.peer)?;
+    let mut candidates = plan::systems(&keys, &args.variant, &args.rblk, &args.peer)?;
+    if args.volume == CompareVolume::File {
+        plan::add_local_file(&mut candidates);
+    }
     if candidates.is_empty() {
         bail!("no system is to be measured");
     }
@@ -85,6 +89,7 @@ pub(crate) fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Resu
             programs: programs.clone(),
             fio_engine: fio_engine.clone(),
             volume: args.volume,
+            directory: args.directory.as_deref().map(std::path::absolute).transpose()?,
             with_keys: !args.insecure,
         };
         rounds.measure(&candidates, &cells, &setting)?;

@@ -51,6 +51,7 @@ impl Candidate {
             "nbd" => ("NBD", Kernel, "tcp", Kind::Nbd),
             "ublk-null" => ("ublk null", Floor, "", Kind::UblkNull),
             "local" => ("local RAM disk", Floor, "", Kind::Local),
+            system::LOCAL_FILE => ("local file", Floor, "", Kind::LocalFile),
             _ => return None,
         };
         Some(Self::new(key, title, family, transport, kind))
@@ -79,7 +80,8 @@ pub(crate) fn keys_for(engine: CompareEngine, keys: &[String]) -> Vec<String> {
 
 /// The systems to measure.
 ///
-/// `keys` are known ones; no key means all disks but the spinning one, `none` means none.
+/// `keys` are known ones; no key means all disks but the spinning one and the local
+/// file, `none` means none.
 /// `variants` are `NAME=WORDS` ([`Variant::parse`]); `rblk` are disks of ours as `PATH` or
 /// `NAME=PATH`, `peers` are others as `NAME=PATH`. With either of the last two only `keys` and
 /// `variants` are set up.
@@ -92,7 +94,8 @@ pub(crate) fn systems(
     let mut systems = Vec::new();
     let given = !rblk.is_empty() || !peers.is_empty();
     if keys.is_empty() && !given {
-        let all = system::DISKS.into_iter().filter(|key| *key != system::RBLK_VERBS_SPIN);
+        let not_all = [system::RBLK_VERBS_SPIN, system::LOCAL_FILE];
+        let all = system::DISKS.into_iter().filter(|key| !not_all.contains(key));
         systems.extend(all.filter_map(Candidate::of));
     }
     for key in keys.iter().filter(|key| *key != NONE) {
@@ -130,6 +133,13 @@ pub(crate) fn systems(
         }
     }
     Ok(systems)
+}
+
+/// Adds the local file, which shows what the way to a volume in a file costs.
+pub(crate) fn add_local_file(systems: &mut Vec<Candidate>) {
+    if !systems.iter().any(|one| one.info.key == system::LOCAL_FILE) {
+        systems.extend(Candidate::of(system::LOCAL_FILE));
+    }
 }
 
 /// The workloads of `text`: names of sets (`gate`, `full`, `smoke`, `jobs`) and keys, comma

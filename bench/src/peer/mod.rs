@@ -70,6 +70,8 @@ pub(crate) enum Kind {
     Iscsi,
     UblkNull,
     Local,
+    /// A file of this host, without a server.
+    LocalFile,
     /// A disk that is there already.
     Given(PathBuf),
 }
@@ -114,6 +116,8 @@ pub(crate) struct Setting {
     pub(crate) fio_engine: Option<PathBuf>,
     /// The backing of rblk's volumes.
     pub(crate) volume: CompareVolume,
+    /// The directory of files; that of the journal without one.
+    pub(crate) directory: Option<PathBuf>,
     /// Both ends of rblk prove their keys.
     pub(crate) with_keys: bool,
 }
@@ -184,6 +188,18 @@ impl Variant {
     }
 }
 
+impl Setting {
+    /// Makes a file for a system.
+    fn file(&self, key: &str) -> Result<(PathBuf, Undo)> {
+        let name = format!("{}-{key}-file", std::process::id());
+        let (dir, undo) = match &self.directory {
+            Some(parent) => self.journal.directory_in(parent, &name)?,
+            None => self.journal.directory(&name)?,
+        };
+        Ok((file_of(&dir, self.bytes)?, undo))
+    }
+}
+
 impl System {
     /// Sets a system up. `number` is its place among the systems.
     pub(crate) fn start(setting: &Setting, key: &str, kind: &Kind, number: u16) -> Result<Self> {
@@ -199,6 +215,12 @@ impl System {
                 let disks = RamDisks::make(&setting.modules, setting.bytes)?;
                 let access = Access::Disk(disks.disk(0)?);
                 Ok(Self::new(access, "brd, no network".to_owned(), Counted::Nothing))
+            }
+            Kind::LocalFile => {
+                let (path, undo) = setting.file(key)?;
+                let detail = format!("{}, no network", path.display());
+                let system = Self::new(Access::Disk(path), detail, Counted::Nothing);
+                Ok(Self { _notes: vec![undo], ..system })
             }
             Kind::Given(path) => {
                 let is_disk = std::fs::metadata(path).is_ok_and(|meta| {
@@ -390,10 +412,9 @@ fn target_spec(
             file(disks.disk(2 + u32::from(number))?)
         }
         CompareVolume::File => {
-            let name = format!("{}-{key}-file", std::process::id());
-            let (dir, undo) = setting.journal.directory(&name)?;
+            let (path, undo) = setting.file(key)?;
             notes.push(undo);
-            file(file_of(&dir, setting.bytes)?)
+            file(path)
         }
     };
     let address = match variant.carrier {

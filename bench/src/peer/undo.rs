@@ -47,6 +47,10 @@ pub(crate) enum Step {
     Directory {
         name: String,
     },
+    DirectoryIn {
+        parent: PathBuf,
+        name: String,
+    },
     NvmetSubsystem {
         nqn: String,
     },
@@ -82,6 +86,7 @@ impl Step {
             Self::Load { tag } => child::end_tagged(tag, Duration::ZERO),
             Self::Modules { names } => loaded::unload(names),
             Self::Directory { name } => remove_directory(dir, name),
+            Self::DirectoryIn { parent, name } => remove_directory(parent, name),
             Self::NvmetSubsystem { nqn } => nvme_kernel::remove_subsystem(nqn),
             Self::NvmetPort { id, nqn } => nvme_kernel::remove_port(*id, nqn),
             Self::NvmeHost { nqn } => nvme_kernel::disconnect(nqn),
@@ -163,6 +168,15 @@ impl Journal {
     pub(crate) fn directory(&self, name: &str) -> Result<(PathBuf, Undo)> {
         let undo = self.note(Step::Directory { name: name.to_owned() })?;
         let path = self.inner().dir.join(name);
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok((path, undo))
+    }
+
+    /// Makes a directory in `parent`, an absolute path.
+    pub(crate) fn directory_in(&self, parent: &Path, name: &str) -> Result<(PathBuf, Undo)> {
+        let (parent, name) = (parent.to_owned(), format!("rblk-bench-{name}"));
+        let path = parent.join(&name);
+        let undo = self.note(Step::DirectoryIn { parent, name })?;
         std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok((path, undo))
     }

@@ -37,10 +37,21 @@ pub(crate) mod system {
     pub(crate) const NVME_TCP: &str = "nvme-tcp";
     pub(crate) const NBD: &str = "nbd";
     pub(crate) const UBLK_NULL: &str = "ublk-null";
+    /// A file on this host, where rblk's volume is one.
+    pub(crate) const LOCAL_FILE: &str = "local-file";
 
     /// Disks, in the order of a report.
-    pub(crate) const DISKS: [&str; 8] =
-        [RBLK_VERBS, RBLK_VERBS_SPIN, RBLK_TCP, NVME_RDMA, NVME_TCP, NBD, UBLK_NULL, "local"];
+    pub(crate) const DISKS: [&str; 9] = [
+        RBLK_VERBS,
+        RBLK_VERBS_SPIN,
+        RBLK_TCP,
+        NVME_RDMA,
+        NVME_TCP,
+        NBD,
+        UBLK_NULL,
+        "local",
+        LOCAL_FILE,
+    ];
     /// Systems without a disk, in order.
     pub(crate) const ENGINES: [&str; 7] = [
         "rblk-engine",

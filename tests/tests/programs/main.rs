@@ -21,6 +21,7 @@ mod help;
 mod hostile;
 mod hosts;
 mod http;
+mod idle;
 mod lent;
 mod normal_events;
 mod page;

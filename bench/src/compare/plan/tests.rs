@@ -49,7 +49,12 @@ fn sets_and_keys_make_a_list_without_doubles() {
 #[test]
 fn systems_are_told_by_keys() {
     let all = systems(&[], &[], &[], &[]).unwrap();
-    assert_eq!(all.len(), system::DISKS.len() - 1);
+    assert_eq!(all.len(), system::DISKS.len() - 2);
+    let mut with_file = systems(&["rblk-tcp".to_owned()], &[], &[], &[]).unwrap();
+    add_local_file(&mut with_file);
+    add_local_file(&mut with_file);
+    let keys: Vec<_> = with_file.iter().map(|one| one.info.key.as_str()).collect();
+    assert_eq!(keys, ["rblk-tcp", "local-file"]);
     let direct = keys_for(CompareEngine::Direct, &[]);
     assert_eq!(systems(&direct, &[], &[], &[]).unwrap().len(), system::ENGINES.len());
     assert!(keys_for(CompareEngine::Disk, &[]).is_empty());

@@ -10,12 +10,14 @@
 //! KEEP_ALIVEs meanwhile.
 
 mod alarm;
+mod host_seconds;
 mod keep_alive;
 mod qp;
 mod question;
 
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use rblk_fabric::{Connection, Poller, ProtectionDomain, QpLimits};
 use rblk_protocol::auth::{COMMAND_SEAL_BYTES, InitiatorSeal, SealedReply};
 use rblk_protocol::width::{narrow, wide};
@@ -28,6 +30,7 @@ use self::alarm::Alarm;
 use super::error::SessionError;
 use crate::engine::pulse::DiskUse;
 pub use crate::engine::pulse::Pulse;
+use host_seconds::HostSeconds;
 use keep_alive::{KeepAlive, KeepAliveDue};
 use qp::AdminQp;
 use question::Question;
@@ -134,7 +137,8 @@ impl AdminChannel {
         let qp = AdminQp::new(pd, poller, connection, accept.depth)?;
         let alarm = Alarm::new()
             .map_err(|source| SessionError::System { what: "a timer of the session", source })?;
-        let now = Instant::now();
+        let (now, clock) = (Instant::now(), clock_gettime(ClockId::CLOCK_MONOTONIC));
+        let clock = clock.map_or(Duration::ZERO, Duration::from);
         Ok(Self {
             qp,
             alarm,
@@ -142,7 +146,7 @@ impl AdminChannel {
             sequence: Sequence(0),
             events: AsyncEventState::default(),
             question: None,
-            keep_alive: KeepAlive::new(now),
+            keep_alive: KeepAlive::new(HostSeconds::new(clock, now), now),
             disk: DiskUse::new(now),
             pulse: None,
             seal: None,
