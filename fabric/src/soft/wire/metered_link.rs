@@ -43,6 +43,12 @@ impl MeteredLink {
         self.link.most_per_send()
     }
 
+    /// As [`PeerStream::scatters`].
+    #[inline]
+    pub(in crate::soft) fn scatters(&self) -> bool {
+        self.link.scatters()
+    }
+
     /// As [`PeerStream::receive`].
     ///
     /// # Safety

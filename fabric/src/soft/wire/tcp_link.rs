@@ -42,6 +42,11 @@ pub(in crate::soft) trait PeerStream: Send + fmt::Debug {
     /// Every piece is writable for its length during the call.
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
 
+    /// Whether [`receive`](Self::receive) fills many small pieces as fast as a few large ones.
+    fn scatters(&self) -> bool {
+        true
+    }
+
     /// Ends the outgoing stream. Bytes sent before still arrive.
     fn finish(&mut self);
 
@@ -156,6 +161,11 @@ impl PeerStream for TcpLink {
             unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
         };
         moved(got, pieces).map_err(|error| self.explain(error))
+    }
+
+    fn scatters(&self) -> bool {
+        // A piece that a record crosses is decrypted elsewhere, and copied.
+        !self.encrypted
     }
 
     fn finish(&mut self) {
