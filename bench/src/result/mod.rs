@@ -42,7 +42,7 @@ pub(crate) mod system {
     pub(crate) const DISKS: [&str; 8] =
         [RBLK_VERBS, RBLK_VERBS_SPIN, RBLK_TCP, NVME_RDMA, NVME_TCP, NBD, UBLK_NULL, "local"];
     /// Systems without a disk, in order.
-    pub(crate) const ENGINES: [&str; 7] = [
+    pub(crate) const ENGINES: [&str; 8] = [
         "rblk-engine",
         "rblk-engine-tcp",
         "nbdkit-tcp",
@@ -50,6 +50,7 @@ pub(crate) mod system {
         "qemu-nbd-tcp",
         "qemu-nbd-unix",
         "tgt",
+        "socket",
     ];
 
     pub(crate) fn all() -> impl Iterator<Item = &'static str> {
