@@ -18,7 +18,7 @@ use crate::soft::keys::{KeyTable, Right};
 use crate::soft::queue_pair::completions::SoftCq;
 use crate::soft::queue_pair::outbound::PeerRead;
 use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, NakReason, low32};
-use crate::soft::wire::inbound::{Body, Sink};
+use crate::soft::wire::inbound::{Body, LARGE, Sink};
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::soft::wire::tcp_link::Moved;
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
@@ -94,13 +94,19 @@ impl QueuePair {
         ControlFlow::Break(false)
     }
 
-    /// Whether the next bytes are likely to be responses to several READs.
+    /// Whether the next bytes are likely to be responses to several short READs.
     #[inline]
     fn foresees(&self) -> bool {
         self.reads_out.count() >= foreseen::LEAST
             && self.state == QpState::Ready
             && self.inbound.is_between_headers()
             && self.link.scatters()
+            && self.oldest_read_is_short()
+    }
+
+    fn oldest_read_is_short(&self) -> bool {
+        let oldest = self.reads_out.oldest().and_then(|position| self.sends.get(position));
+        oldest.is_some_and(|wr| wr.sges.total_bytes() <= u64::from(LARGE))
     }
 
     /// As [`Self::receive`], where the next bytes are likely to be READ responses: short ones go
