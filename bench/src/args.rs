@@ -83,7 +83,8 @@ pub struct CompareArgs {
     pub engine: CompareEngine,
     /// Systems to measure, by key: rblk-verbs, rblk-tcp, nvme-rdma, nvme-tcp, nbd, local,
     /// local-file, ublk-null; rblk-engine, rblk-engine-tcp, nbdkit-tcp, nbdkit-unix, qemu-nbd-tcp,
-    /// qemu-nbd-unix, tgt; `none` for variants alone [default: all that this machine can set up].
+    /// qemu-nbd-unix, tgt, socket; `none` for variants alone [default: all that this machine can
+    /// set up].
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub systems: Vec<String>,
     /// librblk_fio.so, which `cargo xtask fio-engine` makes [default: beside the programs, or in

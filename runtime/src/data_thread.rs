@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use crate::moment::{Moment, MomentClock};
 use crate::spin::{Hint, Idle, SpinMode, SpinPolicy};
 use crate::wake_cost::measure_wake_cost;
+use crate::yields::Yields;
 
 /// The work that a turn found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,6 +96,10 @@ pub trait DataThread {
     /// Publishes the counters: the thread is about to sleep.
     fn publish(&mut self, now: Moment);
 
+    /// Whether a device of the thread does its work in threads of this host, as Soft-RoCE does. The
+    /// thread then yields in each look.
+    fn has_software_device(&mut self) -> bool;
+
     /// The longest sleep at this time.
     fn longest_sleep(&self, now: Instant) -> Duration;
 
@@ -116,6 +121,7 @@ pub trait DataThread {
 #[derive(Debug)]
 pub struct Turns {
     policy: SpinPolicy,
+    yields: Yields,
     clock: MomentClock,
 }
 
@@ -124,7 +130,7 @@ impl Turns {
     #[must_use]
     pub fn new(mode: SpinMode) -> Self {
         let policy = SpinPolicy::new(mode, measure_wake_cost());
-        Self { policy, clock: MomentClock::default() }
+        Self { policy, yields: Yields::NONE, clock: MomentClock::default() }
     }
 
     /// The time, by the clock of the turns.
@@ -145,7 +151,7 @@ impl Turns {
             ControlFlow::Continue(turn) => turn,
             ControlFlow::Break(end) => return Ok(Some(end)),
         };
-        let sleep = sleep_after(thread, &mut self.policy, turn, now);
+        let sleep = self.sleep_after(thread, turn, now);
         let woken = thread.enter(sleep)?;
         if woken != Woken::DidNotSleep {
             self.policy.slept(Instant::now());
@@ -154,6 +160,52 @@ impl Turns {
             thread.ask_devices();
         }
         Ok(None)
+    }
+
+    /// How long to sleep after a turn; `None` for not at all.
+    fn sleep_after<T: DataThread>(
+        &mut self,
+        thread: &mut T,
+        turn: Turn,
+        moment: Moment,
+    ) -> Option<Duration> {
+        let (now, policy) = (moment.instant(), &mut self.policy);
+        if turn.found != Found::Nothing {
+            policy.worked(now, turn.found == Found::Io);
+        }
+        if !turn.may_sleep {
+            return None;
+        }
+        let looks = thread.awaited().is_some_and(|hint| policy.next(now, hint) == Idle::Look);
+        if looks {
+            if turn.found == Found::Nothing
+                && (self.yields.is_due(now) || thread.has_software_device())
+            {
+                self.yield_cpu(thread);
+            }
+            return None;
+        }
+        thread.arm();
+        // Something may have come between the last look and the arming.
+        match thread.look_again(moment) {
+            Found::Nothing => {
+                thread.publish(moment);
+                Some(thread.longest_sleep(now))
+            }
+            found => {
+                policy.worked(now, found == Found::Io);
+                None
+            }
+        }
+    }
+
+    fn yield_cpu<T: DataThread>(&mut self, thread: &mut T) {
+        let given_up = Instant::now();
+        std::thread::yield_now();
+        let took = given_up.elapsed();
+        self.policy.yielded(took);
+        self.yields.yielded(given_up, took);
+        thread.yielded();
     }
 }
 
@@ -170,45 +222,6 @@ pub fn run<T: DataThread>(thread: &mut T, mode: SpinMode) -> Result<T::End, T::E
     }
 }
 
-/// How long to sleep after a turn; `None` for not at all.
-fn sleep_after<T: DataThread>(
-    thread: &mut T,
-    policy: &mut SpinPolicy,
-    turn: Turn,
-    moment: Moment,
-) -> Option<Duration> {
-    let now = moment.instant();
-    if turn.found != Found::Nothing {
-        policy.worked(now, turn.found == Found::Io);
-    }
-    if !turn.may_sleep {
-        return None;
-    }
-    let looks = thread.awaited().is_some_and(|hint| policy.next(now, hint) == Idle::Look);
-    if looks {
-        if turn.found == Found::Nothing {
-            // Software devices make progress on this very CPU.
-            let given_up = Instant::now();
-            std::thread::yield_now();
-            policy.yielded(given_up.elapsed());
-            thread.yielded();
-        }
-        return None;
-    }
-    thread.arm();
-    // Something may have come between the last look and the arming.
-    match thread.look_again(moment) {
-        Found::Nothing => {
-            thread.publish(moment);
-            Some(thread.longest_sleep(now))
-        }
-        found => {
-            policy.worked(now, found == Found::Io);
-            None
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +231,7 @@ mod tests {
         turns: Vec<ControlFlow<u32, Turn>>,
         look_again: Vec<Found>,
         woken: Woken,
+        has_software_device: bool,
         calls: Vec<&'static str>,
     }
 
@@ -245,6 +259,10 @@ mod tests {
 
         fn publish(&mut self, _: Moment) {
             self.calls.push("publish");
+        }
+
+        fn has_software_device(&mut self) -> bool {
+            self.has_software_device
         }
 
         fn longest_sleep(&self, _: Instant) -> Duration {
@@ -275,7 +293,11 @@ mod tests {
         look_again: Vec<Found>,
         woken: Woken,
     ) -> Vec<&'static str> {
-        let mut thread = Scripted { turns, look_again, woken, calls: Vec::new() };
+        let has_software_device = false;
+        run_script(mode, Scripted { turns, look_again, woken, has_software_device, calls: vec![] })
+    }
+
+    fn run_script(mode: SpinMode, mut thread: Scripted) -> Vec<&'static str> {
         assert_eq!(run(&mut thread, mode), Ok(7));
         thread.calls
     }
@@ -317,5 +339,16 @@ mod tests {
         let turns = vec![turn(Found::Nothing, true), turn(Found::Io, true), END];
         let calls = calls(SpinMode::Always, turns, vec![], Woken::ByEvent);
         assert_eq!(calls, ["turn", "yield", "enter", "turn", "enter", "turn"]);
+    }
+
+    #[test]
+    fn with_a_software_device_it_yields_in_each_look() {
+        let looks = 50;
+        let mut turns = vec![turn(Found::Nothing, true); looks];
+        turns.push(END);
+        let (look_again, woken, calls) = (Vec::new(), Woken::ByEvent, Vec::new());
+        let thread = Scripted { turns, look_again, woken, has_software_device: true, calls };
+        let calls = run_script(SpinMode::Always, thread);
+        assert_eq!(calls.iter().filter(|call| **call == "yield").count(), looks);
     }
 }

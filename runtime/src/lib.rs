@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`data_thread`] | the loop: turn, look again, arm, sleep |
 //! | [`spin`], `wake_cost` | how long a thread polls before it sleeps; the cost of a wake-up |
+//! | `yields` | when a thread that polls yields its CPU |
 //! | `moment` | the time of a turn |
 //! | [`mailbox`] | bounded mail to a data thread |
 //! | `counter`, `latency_histogram`, [`log_linear`] | counters and histograms with one writer |
@@ -28,6 +29,7 @@ mod pipes;
 pub mod rates;
 pub mod spin;
 mod wake_cost;
+mod yields;
 
 pub use counter::{Counter, CounterDescription, CounterKind, CounterUnit, Described};
 pub use latency_histogram::{BinnedUs, Latency, LatencyCounts};

@@ -12,6 +12,7 @@ pub(crate) mod plan;
 pub(crate) mod probe;
 pub(crate) mod profile;
 pub(crate) mod rounds;
+pub(crate) mod socket_limit;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};

@@ -50,6 +50,7 @@ impl Candidate {
             "tgt" => ("tgt, iscsi-perf", Kernel, "tcp", Kind::Iscsi),
             "nbd" => ("NBD", Kernel, "tcp", Kind::Nbd),
             "ublk-null" => ("ublk null", Floor, "", Kind::UblkNull),
+            "socket" => ("the socket alone", Floor, "tcp", Kind::Socket),
             "local" => ("local RAM disk", Floor, "", Kind::Local),
             system::LOCAL_FILE => ("local file", Floor, "", Kind::LocalFile),
             _ => return None,

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::plan::{Candidate, order};
 use super::probe::{self, Look};
 use super::profile::{Sampler, Window};
-use super::{fio, iscsi, perftest};
+use super::{fio, iscsi, perftest, socket_limit};
 use crate::folder::RunFolder;
 use crate::interrupt;
 use crate::peer::access::Access;
@@ -227,6 +227,12 @@ impl Rounds<'_> {
                     .with_context(|| format!("cannot write {}", path.display()))?;
                 (measured, after, 0)
             }
+            Access::Socket(ip) => {
+                let measured = socket_limit::run(cell, *ip, self.seconds)?;
+                std::fs::write(&path, serde_json::to_string_pretty(&measured)?)
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+                (measured, Look::at(system), 0)
+            }
             access => {
                 let words = fio::words(cell, access, setting.bytes, self.seconds, &path);
                 load(&setting.journal, |tag| fio::run(&words, self.seconds, tag))?;
@@ -423,12 +429,16 @@ fn load_tag(journal: &Journal) -> Result<(String, crate::peer::undo::Undo)> {
 }
 
 fn can(system: &System, cell: &Cell) -> bool {
-    !matches!(system.access, Access::Iscsi(_)) || iscsi::can(cell)
+    match &system.access {
+        Access::Iscsi(_) => iscsi::can(cell),
+        Access::Socket(_) => socket_limit::can(cell),
+        Access::Disk(_) | Access::Engine(_) => true,
+    }
 }
 
 fn fill(system: &System, setting: &Setting) -> Result<()> {
-    if matches!(system.access, Access::Iscsi(_)) {
-        // Its file is written already.
+    if matches!(system.access, Access::Iscsi(_) | Access::Socket(_)) {
+        // Its file is written already, or it has none.
         return Ok(());
     }
     let words = fio::fill_words(&system.access, setting.bytes);

@@ -1,7 +1,7 @@
 //! [`Access`]: the way of fio, or of another load, to a system.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -12,6 +12,8 @@ pub(crate) enum Access {
     Engine(Vec<String>),
     /// Not by fio: a LUN for `iscsi-perf`.
     Iscsi(String),
+    /// By nothing: a connection of an address to itself.
+    Socket(IpAddr),
 }
 
 impl Access {
@@ -47,14 +49,14 @@ impl Access {
                 vec![disk, "--ioengine=io_uring".to_owned(), "--direct=1".to_owned()]
             }
             Self::Engine(words) => words.clone(),
-            Self::Iscsi(_) => Vec::new(),
+            Self::Iscsi(_) | Self::Socket(_) => Vec::new(),
         }
     }
 
     pub(crate) fn disk(&self) -> Option<&Path> {
         match self {
             Self::Disk(disk) => Some(disk),
-            Self::Engine(_) | Self::Iscsi(_) => None,
+            Self::Engine(_) | Self::Iscsi(_) | Self::Socket(_) => None,
         }
     }
 }
@@ -65,6 +67,7 @@ impl fmt::Display for Access {
             Self::Disk(disk) => write!(f, "{}", disk.display()),
             Self::Engine(words) => f.write_str(words.first().map_or("", String::as_str)),
             Self::Iscsi(url) => f.write_str(url),
+            Self::Socket(ip) => write!(f, "a socket of {ip}"),
         }
     }
 }

@@ -72,6 +72,8 @@ pub(crate) enum Kind {
     Local,
     /// A file of this host, without a server.
     LocalFile,
+    /// A TCP connection without a protocol.
+    Socket,
     /// A disk that is there already.
     Given(PathBuf),
 }
@@ -211,6 +213,11 @@ impl System {
             Kind::Nvme(transport) => Self::nvme(setting, *transport),
             Kind::Nbd => Self::nbd(setting),
             Kind::UblkNull => Self::ublk_null(setting),
+            Kind::Socket => {
+                let access = Access::Socket(setting.address);
+                let detail = "two threads that poll, no protocol".to_owned();
+                Ok(Self::new(access, detail, Counted::Nothing))
+            }
             Kind::Local => {
                 let disks = RamDisks::make(&setting.modules, setting.bytes)?;
                 let access = Access::Disk(disks.disk(0)?);

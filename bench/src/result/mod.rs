@@ -53,7 +53,7 @@ pub(crate) mod system {
         LOCAL_FILE,
     ];
     /// Systems without a disk, in order.
-    pub(crate) const ENGINES: [&str; 7] = [
+    pub(crate) const ENGINES: [&str; 8] = [
         "rblk-engine",
         "rblk-engine-tcp",
         "nbdkit-tcp",
@@ -61,6 +61,7 @@ pub(crate) mod system {
         "qemu-nbd-tcp",
         "qemu-nbd-unix",
         "tgt",
+        "socket",
     ];
 
     pub(crate) fn all() -> impl Iterator<Item = &'static str> {

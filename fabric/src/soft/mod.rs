@@ -13,6 +13,7 @@
 //! | `device`, `domain` | [`Device`] and its claims; [`ProtectionDomain`], [`MemoryRegion`] |
 //! | `wire/frame`, `pieces`, `gathered`, `inbound` | frames: header, outgoing, incoming |
 //! | `wire/tcp_link`, `metered_link` | the `PeerStream` trait and TCP; the calls into a link |
+//! | `wire/call_bytes` | how many bytes a send call takes |
 //! | [`tls`] | encryption of TCP connections by the kernel |
 //! | `wire/late` | for tests: RDMA that lands until a QP is destroyed, as on cards |
 //! | `wire/tcp_handshake`, `pending_handshakes` | request and reply, before the frames |

@@ -267,3 +267,58 @@ pub(super) fn large_both_ways(p: &mut Pair, _: &Expect) {
     assert!(bytes_of(&mine, 2 << 20, 1 << 20) == right, "b's write");
     assert!(bytes_of(&theirs, 3 << 20, 1 << 20) == left, "b's read");
 }
+
+/// READ responses with messages of the peer between them: every byte lands in its place.
+pub(super) fn reads_among_messages(p: &mut Pair, _: &Expect) {
+    const PART: usize = 3000;
+    const MESSAGE: usize = 700;
+    let (window, source) = (p.b.memory(64 << 10, Access::REMOTE), p.b.memory(8192, Access::REMOTE));
+    let (sink, written) =
+        (p.a.memory(64 << 10, Access::LOCAL_WRITE), p.a.memory(8192, Access::REMOTE));
+    let inbox = p.a.memory(8192, Access::LOCAL_WRITE);
+    fill(&window, 5);
+    fill(&source, 6);
+    for round in 0..24usize {
+        sink.region().zero(0, 64 << 10);
+        inbox.region().zero(0, 8192);
+        written.region().zero(0, 8192);
+        let (came, answered) = (p.a.seen.len(), p.b.seen.len());
+        for at in 0..2 {
+            p.a.recv(100 + at as u64, inbox.sge(at * 4096, 4096).unwrap());
+        }
+        // Each READ has two places, the second one before the first.
+        let reads = [0, 1, 2, 3].map(|at: usize| {
+            let (one, two) = (at * 8192 + 4096 + at, at * 8192 + round);
+            let sges = SgeList::two(
+                sink.sge(one, 1000).unwrap(),
+                sink.sge(two, u32::try_from(PART).unwrap() - 1000).unwrap(),
+            );
+            let op = SendOp::Read(window.remote(at * PART + round));
+            SendWr { id: WrId(at as u64), op, sges, signaled: true, inline: false }
+        });
+        p.a.post(&reads);
+        for _ in 0..round % 6 {
+            p.drive();
+        }
+        let message = |at: usize| source.sge(at * 1000, u32::try_from(MESSAGE).unwrap()).unwrap();
+        p.b.post(&[wr(10, SendOp::Send, message(0), false)]);
+        for _ in 0..round % 3 {
+            p.drive();
+        }
+        p.b.post(&[
+            wr(11, SendOp::Write(written.remote(round)), message(1), false),
+            wr(12, SendOp::Send, message(2), true),
+        ]);
+        p.until_a(came + 6);
+        p.until_b(answered + 1);
+        assert!(p.a.outcome()[came..].iter().all(|(_, status)| *status == OK), "{round}");
+        for at in 0..4 {
+            let mut got = bytes_of(&sink, at * 8192 + 4096 + at, 1000);
+            got.extend(bytes_of(&sink, at * 8192 + round, PART - 1000));
+            assert_eq!(got, bytes_of(&window, at * PART + round, PART), "{round}: READ {at}");
+        }
+        assert_eq!(bytes_of(&inbox, 0, MESSAGE), bytes_of(&source, 0, MESSAGE), "{round}");
+        assert_eq!(bytes_of(&inbox, 4096, MESSAGE), bytes_of(&source, 2000, MESSAGE), "{round}");
+        assert_eq!(bytes_of(&written, round, MESSAGE), bytes_of(&source, 1000, MESSAGE), "{round}");
+    }
+}

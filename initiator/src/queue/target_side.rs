@@ -316,6 +316,12 @@ impl TargetSide {
         leaves_in.map_or(longest, |leaves_in| longest.min(leaves_in))
     }
 
+    /// Whether the device of the path does its work in threads of this host.
+    pub(crate) fn has_software_device(&mut self) -> bool {
+        let poller = self.engine.poller_mut();
+        poller.is_some_and(|poller| poller.caps().kernel_software)
+    }
+
     /// The work in flight, for the spin policy.
     pub(crate) fn awaited(&self) -> Option<rblk_runtime::spin::Hint> {
         let outstanding = narrow(self.engine.outstanding());

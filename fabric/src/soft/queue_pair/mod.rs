@@ -5,6 +5,7 @@
 
 pub(super) mod acks;
 pub(super) mod completions;
+mod foreseen;
 pub(super) mod outbound;
 pub(super) mod read_depth;
 mod receiving;

@@ -28,6 +28,12 @@ impl ReadsOut {
         self.pending.front().copied()
     }
 
+    /// How many READs are without a response.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
+        self.pending.len()
+    }
+
     /// The READs without a response, oldest first.
     pub(super) fn pending(&self) -> impl Iterator<Item = usize> + '_ {
         self.pending.iter().copied()

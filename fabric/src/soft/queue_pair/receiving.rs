@@ -3,20 +3,24 @@
 //! One call first fills the rest of the current payload, in place, and then a staging buffer with
 //! the bytes behind it. So one call serves many small messages, each with a short copy. Where large
 //! messages come, only a small part of the staging buffer is offered: enough for the headers
-//! between them, so that their payload is not copied.
+//! between them, so that their payload is not copied. The responses to several short READs are
+//! foreseen ([`Foreseen`]), and not copied either.
 
 use std::io;
+use std::ops::ControlFlow;
 
 use rblk_protocol::width::{narrow, wide};
 
+use super::foreseen::{self, Foreseen};
 use super::{QpState, QueuePair};
 use crate::region::copy_apart;
 use crate::soft::keys::{KeyTable, Right};
 use crate::soft::queue_pair::completions::SoftCq;
 use crate::soft::queue_pair::outbound::PeerRead;
-use crate::soft::wire::frame::{FrameHeader, FrameKind, NakReason, low32};
-use crate::soft::wire::inbound::{Body, Sink};
+use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, NakReason, low32};
+use crate::soft::wire::inbound::{Body, LARGE, Sink};
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
+use crate::soft::wire::tcp_link::Moved;
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
 
 /// Offered of the staging buffer behind a large payload, and where the next large payload is
@@ -35,6 +39,9 @@ impl QueuePair {
     ) -> bool {
         if self.state == QpState::Dead {
             return false;
+        }
+        if self.foresees() {
+            return self.receive_foreseen(keys, cq, staging, share);
         }
         let mut pieces = [NO_PIECE; MAX_SGE + 1];
         let mut count = 0;
@@ -57,28 +64,144 @@ impl QueuePair {
         // SAFETY: the pieces are ranges that `keys` just found inside live regions with the right
         // to write, which stay alive while it is borrowed, and the staging buffer, borrowed
         // exclusively.
-        match unsafe { self.link.receive(&pieces[..=count]) } {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => true,
-            Err(error) => {
-                self.link_failed(&error, cq);
-                false
+        let got = unsafe { self.link.receive(&pieces[..=count]) };
+        let moved = match self.moved(got, cq) {
+            ControlFlow::Continue(moved) => moved,
+            ControlFlow::Break(more) => return more,
+        };
+        *share = share.saturating_sub(moved.bytes);
+        let placed = moved.bytes.min(direct);
+        if let Some(body) = self.inbound.progress(placed) {
+            self.body_arrived(&body, cq);
+        }
+        let staged = (moved.bytes - placed).min(staging.len());
+        self.parse(&staging[..staged], keys, cq);
+        moved.more && self.state != QpState::Dead
+    }
+
+    /// What a receive call moved, or, if it moved nothing, whether another call may find more.
+    #[inline]
+    fn moved(&mut self, got: io::Result<Moved>, cq: &mut SoftCq) -> ControlFlow<bool, Moved> {
+        match got {
+            Ok(moved) if moved.bytes > 0 => return ControlFlow::Continue(moved),
+            Ok(_) => self.parted(cq),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                return ControlFlow::Break(true);
             }
-            Ok(moved) if moved.bytes == 0 => {
-                self.parted(cq);
-                false
+            Err(error) => self.link_failed(&error, cq),
+        }
+        ControlFlow::Break(false)
+    }
+
+    /// Whether the next bytes are likely to be responses to several short READs.
+    #[inline]
+    fn foresees(&self) -> bool {
+        self.reads_out.count() >= foreseen::LEAST
+            && self.state == QpState::Ready
+            && self.inbound.is_between_headers()
+            && self.link.scatters()
+            && self.oldest_read_is_short()
+    }
+
+    fn oldest_read_is_short(&self) -> bool {
+        let oldest = self.reads_out.oldest().and_then(|position| self.sends.get(position));
+        oldest.is_some_and(|wr| wr.sges.total_bytes() <= u64::from(LARGE))
+    }
+
+    /// As [`Self::receive`], where the next bytes are likely to be READ responses: short ones go
+    /// straight to their places.
+    #[inline(never)]
+    fn receive_foreseen(
+        &mut self,
+        keys: &KeyTable,
+        cq: &mut SoftCq,
+        staging: &mut [u8],
+        share: &mut usize,
+    ) -> bool {
+        let mut pieces = [NO_PIECE; foreseen::PIECES];
+        let (mut count, mut direct, mut reads_behind) = (0, 0, 0);
+        if let Some(body) = self.inbound.body() {
+            let mut sink = [NO_PIECE; MAX_SGE];
+            let left = body.left().min(u32::try_from(*share).unwrap_or(u32::MAX));
+            let Some(parts) = self.sink_pieces(keys, &body, left, &mut sink) else {
+                self.sink_died(&body, cq);
+                return self.state != QpState::Dead;
+            };
+            pieces[..parts].copy_from_slice(&sink[..parts]);
+            (count, direct) = (parts, wide(left));
+            reads_behind = usize::from(matches!(body.sink, Sink::Read { .. }));
+        }
+        let room = staging.len().min(share.saturating_sub(direct));
+        let mut foreseen = Foreseen::new();
+        let reads = (&self.reads_out, &self.sends);
+        count = foreseen.add(reads, keys, (reads_behind, room), &mut pieces, count);
+        let few = self.inbound.expects_large() && foreseen.count() == 0;
+        let rest = if few { SMALL_STAGING.min(room) } else { room - foreseen.bytes() };
+        pieces[count] = libc::iovec {
+            // SAFETY: `bytes <= room`, which is within the buffer.
+            iov_base: unsafe { staging.as_mut_ptr().add(foreseen.bytes()) }.cast(),
+            iov_len: rest,
+        };
+        // SAFETY: the pieces are ranges that `keys` just found inside live regions with the right
+        // to write, which stay alive while it is borrowed, the headers of `foreseen`, and the
+        // staging buffer, borrowed exclusively.
+        let got = unsafe { self.link.receive(&pieces[..=count]) };
+        let moved = match self.moved(got, cq) {
+            ControlFlow::Continue(moved) => moved,
+            ControlFlow::Break(more) => return more,
+        };
+        *share = share.saturating_sub(moved.bytes);
+        let placed = moved.bytes.min(direct);
+        if let Some(body) = self.inbound.progress(placed) {
+            self.body_arrived(&body, cq);
+        }
+        self.foreseen_arrived(
+            &foreseen,
+            (&pieces[..count], staging),
+            moved.bytes - placed,
+            keys,
+            cq,
+        );
+        moved.more && self.state != QpState::Dead
+    }
+
+    /// Takes the bytes of a call that foresaw READ responses: `left` in all, first in `pieces` and
+    /// then in the staging buffer.
+    fn foreseen_arrived(
+        &mut self,
+        foreseen: &Foreseen,
+        (pieces, staging): (&[libc::iovec], &mut [u8]),
+        mut left: usize,
+        keys: &KeyTable,
+        cq: &mut SoftCq,
+    ) {
+        for at in 0..foreseen.count() {
+            if self.state != QpState::Ready {
+                return;
             }
-            Ok(moved) => {
-                *share = share.saturating_sub(moved.bytes);
-                let placed = moved.bytes.min(direct);
-                if let Some(body) = self.inbound.progress(placed) {
-                    self.body_arrived(&body, cq);
-                }
-                let staged = (moved.bytes - placed).min(staging.len());
-                self.parse(&staging[..staged], keys, cq);
-                moved.more && self.state != QpState::Dead
+            if left < HEADER {
+                self.parse(&foreseen.header_bytes(at)[..left], keys, cq);
+                return;
+            }
+            let Some((header, len)) = foreseen.header(at) else {
+                // SAFETY: the pieces are those of `foreseen`, and `keys` is still borrowed. The
+                // staging buffer is memory of the poller.
+                let begin = unsafe { foreseen.take_back(at, pieces, staging) };
+                self.parse(&staging[begin..begin + left], keys, cq);
+                return;
+            };
+            if let Err(reason) = self.header_arrived(&header, keys, cq) {
+                self.lost(reason, cq);
+            }
+            let now = len.min(left - HEADER);
+            left -= HEADER + now;
+            if let Some(body) = self.inbound.progress(now) {
+                self.body_arrived(&body, cq);
             }
         }
+        let rest = &staging[foreseen.bytes()..];
+        self.parse(&rest[..left.min(rest.len())], keys, cq);
     }
 
     #[inline]

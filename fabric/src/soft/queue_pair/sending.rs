@@ -11,10 +11,6 @@ use crate::soft::wire::frame::NakReason;
 use crate::soft::wire::gathered::Gathered;
 use crate::work::WcStatus;
 
-/// Bytes that one call sends. A kernel that does not preempt its own code keeps every other thread
-/// of the processor waiting for the whole of a call: about 30 us for this many bytes.
-const CALL: usize = 128 << 10;
-
 impl QueuePair {
     /// Whether [`Self::pump`] could put something on the link.
     #[inline]
@@ -55,7 +51,7 @@ impl QueuePair {
             if !self.outbound.has_frames() {
                 break;
             }
-            let mut gathered = Gathered::new(lines, CALL.min(*share));
+            let mut gathered = Gathered::new(lines, self.link.most_per_send().min(*share));
             let dead = self.outbound.gather(&self.sends, keys, &mut gathered);
             if gathered.pieces().is_empty() {
                 if dead {

@@ -4,12 +4,12 @@
 //! there. Long payloads are pieces of their own, at their place in a region.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::frame::HEADER;
-use super::pieces::NO_PIECE;
 
-/// Pieces in one call.
-const PIECES: usize = 64;
+/// Pieces in one call: the answers to 32 reads, with some messages between them, are one call.
+const PIECES: usize = 128;
 /// Bytes of headers and short payloads in one call.
 pub(in crate::soft) const LINES: usize = 16 << 10;
 /// A payload up to this size is copied behind its header: a piece of its own costs the kernel more.
@@ -21,7 +21,8 @@ pub(in crate::soft) struct Gathered<'a> {
     lines: *mut u8,
     room: usize,
     used: usize,
-    pieces: [libc::iovec; PIECES],
+    // Those before `count` are written.
+    pieces: [MaybeUninit<libc::iovec>; PIECES],
     count: usize,
     // Bytes that may still be added.
     share: usize,
@@ -39,7 +40,7 @@ impl<'a> Gathered<'a> {
             lines: lines.as_mut_ptr(),
             room: lines.len(),
             used: 0,
-            pieces: [NO_PIECE; PIECES],
+            pieces: [const { MaybeUninit::uninit() }; PIECES],
             count: 0,
             share,
             open: false,
@@ -49,7 +50,16 @@ impl<'a> Gathered<'a> {
 
     /// The pieces so far. They are valid as long as the payloads that were added.
     pub(in crate::soft) fn pieces(&self) -> &[libc::iovec] {
-        &self.pieces[..self.count]
+        let written = &self.pieces[..self.count];
+        // SAFETY: the pieces before `count` are written, and a `MaybeUninit` is laid out as its
+        // content.
+        unsafe { std::slice::from_raw_parts(written.as_ptr().cast(), written.len()) }
+    }
+
+    #[inline]
+    fn push(&mut self, piece: libc::iovec) {
+        self.pieces[self.count].write(piece);
+        self.count += 1;
     }
 
     /// Whether there is room for a frame with a payload of `parts` parts of any length.
@@ -83,8 +93,7 @@ impl<'a> Gathered<'a> {
             } else {
                 let iov_len = part.iov_len.min(self.share);
                 self.share -= iov_len;
-                self.pieces[self.count] = libc::iovec { iov_len, ..*part };
-                self.count += 1;
+                self.push(libc::iovec { iov_len, ..*part });
                 self.open = false;
             }
         }
@@ -103,10 +112,10 @@ impl<'a> Gathered<'a> {
         // borrows exclusively, and which no region contains.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
         if self.open {
-            self.pieces[self.count - 1].iov_len += len;
+            // SAFETY: the last piece is open, so there is one, and it is written.
+            unsafe { self.pieces[self.count - 1].assume_init_mut() }.iov_len += len;
         } else {
-            self.pieces[self.count] = libc::iovec { iov_base: to.cast(), iov_len: len };
-            self.count += 1;
+            self.push(libc::iovec { iov_base: to.cast(), iov_len: len });
             self.open = true;
         }
         self.used += len;

@@ -6,7 +6,7 @@ use rblk_protocol::width::{narrow, wide};
 use crate::work::Rkey;
 
 /// A payload from this size on is worth a call of its own.
-const LARGE: u32 = 16 << 10;
+pub(in crate::soft) const LARGE: u32 = 16 << 10;
 
 /// Where a payload goes.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +59,12 @@ impl Inbound {
     /// Whether the last payload that began was a large one, so that another is likely.
     pub(in crate::soft) fn expects_large(&self) -> bool {
         self.large
+    }
+
+    /// Whether the next byte is of a payload, or the first of a header.
+    #[inline]
+    pub(in crate::soft) fn is_between_headers(&self) -> bool {
+        self.header_len == 0
     }
 
     /// The header that has begun, and how many bytes of it are there.

@@ -37,6 +37,18 @@ impl MeteredLink {
         unsafe { self.link.send(pieces) }
     }
 
+    /// As [`PeerStream::most_per_send`].
+    #[inline]
+    pub(in crate::soft) fn most_per_send(&self) -> usize {
+        self.link.most_per_send()
+    }
+
+    /// As [`PeerStream::scatters`].
+    #[inline]
+    pub(in crate::soft) fn scatters(&self) -> bool {
+        self.link.scatters()
+    }
+
     /// As [`PeerStream::receive`].
     ///
     /// # Safety

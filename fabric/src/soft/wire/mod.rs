@@ -1,5 +1,6 @@
 //! Byte streams, and the frames on them.
 
+mod call_bytes;
 pub(super) mod frame;
 pub(super) mod gathered;
 pub(super) mod inbound;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
+use super::call_bytes::{self, CallBytes};
 use super::late::LateBytes;
 use super::tls::{self, BadRecord, NoTls};
 use crate::address::end_name;
@@ -30,11 +31,21 @@ pub(in crate::soft) trait PeerStream: Send + fmt::Debug {
     /// Every piece is readable for its length during the call.
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
 
+    /// Bytes that the next [`send`](Self::send) should have at most.
+    fn most_per_send(&self) -> usize {
+        call_bytes::LEAST
+    }
+
     /// Fills a prefix of the pieces; `WouldBlock` when nothing is there.
     ///
     /// # Safety
     /// Every piece is writable for its length during the call.
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
+
+    /// Whether [`receive`](Self::receive) fills many small pieces as fast as a few large ones.
+    fn scatters(&self) -> bool {
+        true
+    }
 
     /// Ends the outgoing stream. Bytes sent before still arrive.
     fn finish(&mut self);
@@ -82,11 +93,12 @@ pub(in crate::soft) struct TcpLink {
     stream: TcpStream,
     // The incoming bytes are TLS records.
     encrypted: bool,
+    call: CallBytes,
 }
 
 impl TcpLink {
     pub(in crate::soft) fn new(stream: TcpStream) -> Self {
-        Self { stream, encrypted: false }
+        Self { stream, encrypted: false, call: CallBytes::new() }
     }
 
     /// Tells a bad record from a connection that failed.
@@ -126,7 +138,16 @@ impl PeerStream for TcpLink {
             // SAFETY: the fd is open; `message` names `pieces`, readable by the caller's promise.
             unsafe { libc::sendmsg(fd, &raw const message, flags) }
         };
-        moved(sent, pieces)
+        let moved = moved(sent, pieces);
+        if let Ok(moved) = moved {
+            self.call.sent(moved.bytes);
+        }
+        moved
+    }
+
+    fn most_per_send(&self) -> usize {
+        // The time of a call is that of the cipher.
+        if self.encrypted { call_bytes::LEAST } else { self.call.most() }
     }
 
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
@@ -140,6 +161,11 @@ impl PeerStream for TcpLink {
             unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
         };
         moved(got, pieces).map_err(|error| self.explain(error))
+    }
+
+    fn scatters(&self) -> bool {
+        // A piece that a record crosses is decrypted elsewhere, and copied.
+        !self.encrypted
     }
 
     fn finish(&mut self) {

@@ -229,6 +229,10 @@ impl DataThread for QueueThread {
         self.side.publish();
     }
 
+    fn has_software_device(&mut self) -> bool {
+        self.side.has_software_device()
+    }
+
     fn longest_sleep(&self, now: Instant) -> Duration {
         self.side.longest_sleep(now, self.stopping)
     }

@@ -199,6 +199,10 @@ impl DataThread for Polled {
         self.side.publish();
     }
 
+    fn has_software_device(&mut self) -> bool {
+        self.side.has_software_device()
+    }
+
     fn longest_sleep(&self, now: Instant) -> Duration {
         let longest = self.side.longest_sleep(now, false);
         longest.min(self.until.saturating_duration_since(now))

@@ -327,6 +327,10 @@ impl DataThread for RingThread {
         self.side.publish();
     }
 
+    fn has_software_device(&mut self) -> bool {
+        self.side.has_software_device()
+    }
+
     fn longest_sleep(&self, now: Instant) -> Duration {
         let longest = self.side.longest_sleep(now, false);
         match &self.stopping {

@@ -202,6 +202,8 @@ struct GroupThread {
     stop: Stop,
     // The cause of the last wake-up.
     woken: WatchSet,
+    // A device does its work in threads of this host.
+    has_software_device: bool,
 }
 
 impl GroupThread {
@@ -226,6 +228,7 @@ impl GroupThread {
             listened: now.us(),
             stop: Stop::default(),
             woken: WatchSet::default(),
+            has_software_device: false,
         })
     }
 
@@ -277,11 +280,11 @@ impl GroupThread {
     /// Makes sleeps end when a newly added poller has an event.
     fn watch_poller(&mut self, place: usize) -> io::Result<()> {
         // A second descriptor would belong to a lone QP. A new poller has none.
-        let fd = self
-            .group
-            .pollers_mut()
-            .find(|(at, _)| *at == place)
-            .and_then(|(_, poller)| poller.event_fds()[0].map(|fd| fd.as_raw_fd()));
+        let Some((_, poller)) = self.group.pollers_mut().find(|(at, _)| *at == place) else {
+            return Ok(());
+        };
+        self.has_software_device |= poller.caps().kernel_software;
+        let fd = poller.event_fds()[0].map(|fd| fd.as_raw_fd());
         match fd {
             Some(fd) => self.group.store_mut().watch_asleep(fd, poller_token(place)),
             None => Ok(()),
@@ -399,6 +402,10 @@ impl DataThread for GroupThread {
 
     fn publish(&mut self, now: Moment) {
         self.publisher.before_sleep(&self.group, now.us());
+    }
+
+    fn has_software_device(&mut self) -> bool {
+        self.has_software_device
     }
 
     fn longest_sleep(&self, _: Instant) -> Duration {
