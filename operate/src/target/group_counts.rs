@@ -71,6 +71,8 @@ rblk_runtime::counters! {
     cache_prefetched,
     /// Blocks that left the cache to make room.
     cache_evictions,
+    /// Blocks copied to other memory of the cache, so that large requests find memory in one run.
+    cache_moved,
     /// Bytes read from the stores of cached volumes.
     fill_bytes,
     /// Write-backs: store operations of one or more neighbouring dirty blocks.
@@ -81,6 +83,8 @@ rblk_runtime::counters! {
     dirty_limited,
     /// Store operations that failed.
     store_errors,
+    /// Current bytes of the arena that hold nothing.
+    arena_free_bytes,
     /// Current bytes in the cache.
     cached_bytes,
     /// Current bytes that are acknowledged but not in the store yet.

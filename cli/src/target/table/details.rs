@@ -269,14 +269,16 @@ fn counters(status: &TargetStatus) -> [String; 5] {
             t.completions
         ),
         format!(
-            "cache: {} arena of {} pages, {} cached, {} of {} dirty, {} hits, {} evictions, {} read ahead",
+            "cache: {} arena of {} pages, {} free, {} cached, {} of {} dirty, {} hits, {} evictions, {} moved, {} read ahead",
             figures::size(status.arena_bytes),
             figures::size(status.arena_page_bytes),
+            figures::size(t.arena_free_bytes),
             figures::size(t.cached_bytes),
             figures::size(t.dirty_bytes),
             figures::size(t.dirty_max_bytes),
             figures::percent(t.hit_ratio()),
             t.cache_evictions,
+            t.cache_moved,
             t.cache_prefetched
         ),
         format!(

@@ -114,6 +114,12 @@ const GROUPS: &[OfGroup] = &[
         |s| s.cache_evictions,
     ),
     (
+        "rblk_target_cache_moved_blocks_total",
+        Kind::Counter,
+        "Blocks of 4 KiB copied to other memory of the cache, so that large requests find runs.",
+        |s| s.cache_moved,
+    ),
+    (
         "rblk_target_cache_fill_bytes_total",
         Kind::Counter,
         "Bytes read from the stores of cached volumes.",
@@ -136,6 +142,9 @@ const GROUPS: &[OfGroup] = &[
     ),
     ("rblk_target_store_errors_total", Kind::Counter, "Operations that a store failed.", |s| {
         s.store_errors
+    }),
+    ("rblk_target_arena_free_bytes", Kind::Gauge, "Bytes of the arena that hold nothing.", |s| {
+        s.arena_free_bytes
     }),
     ("rblk_target_cached_bytes", Kind::Gauge, "Bytes in the cache.", |s| s.cached_bytes),
     ("rblk_target_dirty_bytes", Kind::Gauge, "Acknowledged bytes that are in memory only.", |s| {
