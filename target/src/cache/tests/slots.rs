@@ -557,7 +557,8 @@ fn aged(seed: u64, dirty: bool) -> (Slots, Rng) {
     slots.add_volume(VOLUME);
     let mut random = Rng(seed);
     for order in 0..40_000 {
-        let block = random.below([2000, 50_000][random.below(2)]) as u64;
+        let blocks = [2000, 50_000][random.below(2)];
+        let block = random.below(blocks) as u64;
         if let Some(slot) = slots.find(VOLUME, block) {
             slots.touch(slot);
         }
