@@ -127,7 +127,9 @@ fn large_requests_move_in_runs_in_an_aged_cache() {
                     );
                 };
                 most(cost.reads, 1.2, "READs");
-                most(cost.writes, 1.2, "WRITEs");
+                // The first read of blocks that came one by one may find no run for its copy.
+                let copies = cost.after == aged::Past::SameBlocks;
+                most(cost.writes, if copies { 1.5 } else { 1.2 }, "WRITEs");
                 // Small dirty blocks go to the store while the large requests run.
                 let late = if volume == Volume::WriteBack { 4.0 } else { 0.0 };
                 most(cost.store_ops, 1.3 + late, "store operations");
