@@ -132,7 +132,7 @@ fn hits(cache: &mut SmallCache, cost: AgedCost) -> Result<AgedCost> {
             bytes: SMALL,
         })?;
     }
-    let count = 4 * hot / large;
+    let count = 16 * hot / large;
     let before = cache.counts();
     cache.drive(count, |random| Request {
         op: Op::Read,

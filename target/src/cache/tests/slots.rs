@@ -596,24 +596,25 @@ fn large_requests_find_runs_in_an_aged_memory() {
     }
 }
 
-/// A run of one chunk and more, and requests of single slots between: no memory is lost.
+/// Requests of single slots between requests of a run and of several chunks: no memory is lost, and
+/// the runs stay runs.
 #[test]
 fn single_slots_and_runs_take_turns() {
     for seed in 0..4 {
         let (mut slots, mut random) = aged(seed, true);
-        let mut longest = 0;
         for turn in 0..3000u64 {
             let count = [1, 1, 1, 1, 1, 1, 1, 1, 32, 200][random.below(10)];
             let mut out = Vec::new();
             assert!(slots.allocate(count, &mut out));
-            let most = count.div_ceil(64);
-            longest = longest.max(pieces(&slots, &out).saturating_sub(most));
+            // The chunks of a long request may lie apart, and its last part in two pieces.
+            let most = if count > 64 { count.div_ceil(64) + 3 } else { 1 };
+            let pieces = pieces(&slots, &out);
+            assert!(pieces <= most, "seed {seed}: {count} slots in {pieces} pieces, turn {turn}");
             for (at, slot) in out.into_iter().enumerate() {
                 let block = [turn % 1500, 1_000_000 + turn * 200 + at as u64][random.below(2)];
                 slots.install(slot, VolumeIndex(0), block, Install::Clean);
             }
             assert!(slots.free() <= 512, "seed {seed}: {} free", slots.free());
         }
-        assert_eq!(longest, 0, "seed {seed}: pieces beyond one for each chunk");
     }
 }
