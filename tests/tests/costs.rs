@@ -5,7 +5,7 @@
 //! A binary of its own: it counts its allocations.
 
 use rblk_bench::cost::rig::{Cost, Plan, measure};
-use rblk_bench::cost::{Op, Volume};
+use rblk_bench::cost::{Op, Volume, aged};
 use rblk_rig::allocations::{self, CountingAllocator};
 
 #[global_allocator]
@@ -108,6 +108,35 @@ fn nothing_is_allocated_for_a_request() {
             let case = cost.case;
             assert_eq!(cost.initiator.allocations, Some(0.0), "{case}: at the initiator");
             assert_eq!(cost.target.allocations, Some(0.0), "{case}: at the target");
+        }
+    }
+}
+
+/// A cache that small requests have filled moves large ones in as few messages as a fresh one.
+#[test]
+fn large_requests_move_in_runs_in_an_aged_cache() {
+    for volume in [Volume::Cached, Volume::WriteBack] {
+        for groups in [1, 3] {
+            let costs = aged::measure_one(volume, groups, 1).unwrap();
+            assert_eq!(costs.len(), 9);
+            for cost in costs {
+                let most = |of: f64, most: f64, what| {
+                    assert!(
+                        of <= most,
+                        "{of:.2} {what} of a large request, more than {most}: {cost:?}"
+                    );
+                };
+                most(cost.reads, 1.2, "READs");
+                // The first read of blocks that came one by one may find no run for its copy.
+                let copies = cost.after == aged::Past::SameBlocks;
+                most(cost.writes, if copies { 1.5 } else { 1.2 }, "WRITEs");
+                // Small dirty blocks go to the store while the large requests run.
+                let late = if volume == Volume::WriteBack { 4.0 } else { 0.0 };
+                most(cost.store_ops, 1.3 + late, "store operations");
+                most(cost.store_pieces, 1.2 + late, "pieces of a store operation");
+                // No more than the request's own blocks, on average.
+                most(cost.moved, 32.0, "moved blocks");
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use clap::Args;
 use rblk_config::ByteSize;
 use rblk_protocol::limits;
 
-use super::{Op, Plan, Report, Volume, crc, instructions, live, rig, time};
+use super::{Op, Plan, Report, Volume, aged, crc, hit_ratio, instructions, live, rig, time};
 
 /// The cases to count.
 #[derive(Clone, Debug, Args)]
@@ -79,6 +79,14 @@ pub struct CostArgs {
     /// Time both ends' engines instead, without the fabric under them.
     #[arg(long, conflicts_with_all = ["live", "instructions", "crc"])]
     pub time: bool,
+    /// Count the RDMA READs, RDMA WRITEs and store operations of requests of 128 KiB instead, in a
+    /// cache of a sixteenth of the volume: fresh, and after random requests of 4 KiB.
+    #[arg(long, conflicts_with_all = ["live", "instructions", "crc", "time"])]
+    pub aged: bool,
+    /// Measure the part of the blocks that reads find in a small cache instead, for several
+    /// patterns of access.
+    #[arg(long, conflicts_with_all = ["live", "instructions", "crc", "time", "aged"])]
+    pub hit_ratio: bool,
     /// Running daemons.
     #[command(flatten)]
     pub live: live::LiveArgs,
@@ -97,6 +105,12 @@ impl CostArgs {
         }
         if self.live.is_wanted() {
             return Ok(Report { live: live::measure(&self.live, &plan)?, ..Report::default() });
+        }
+        if self.aged {
+            return Ok(Report { aged: aged::measure(self.seed)?, ..Report::default() });
+        }
+        if self.hit_ratio {
+            return Ok(Report { hit_ratios: hit_ratio::measure(self.seed)?, ..Report::default() });
         }
         if self.time {
             return time::measure(&plan);

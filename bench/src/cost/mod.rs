@@ -7,17 +7,22 @@
 //! | [`instructions`] | instructions of each end's engine in the same loop, by callgrind |
 //! | [`crc`] | instructions of one CRC, by single steps |
 //! | [`time`] | time of each end's engine in the same loop |
+//! | [`aged`] | RDMA READs and WRITEs of large requests, in a cache that is full of small blocks |
+//! | [`hit_ratio`] | the part of the blocks that reads find in a small cache |
 //! | [`live`] | counters of running daemons while a device is under load |
 //!
 //! Nothing of [`rig`] and [`instructions`] is timed: the numbers are exact and the same in every
 //! run.
 
+pub mod aged;
 pub mod args;
 mod callgrind;
 mod crc;
+mod hit_ratio;
 mod instructions;
 mod live;
 pub mod rig;
+mod small_cache;
 mod steps;
 mod table;
 mod time;
@@ -28,8 +33,10 @@ use rblk_rig::inprocess::VolumeKind;
 use rblk_target::volume::CacheMode;
 use serde::{Deserialize, Serialize};
 
+pub use aged::AgedCost;
 pub use args::CostArgs;
 pub(crate) use crc::CrcCost;
+pub(crate) use hit_ratio::HitRatio;
 pub(crate) use instructions::InstructionCost;
 pub(crate) use live::LiveCost;
 pub use rig::{Cost, EndCost, Plan};
@@ -122,6 +129,10 @@ pub struct Report {
     pub(crate) crcs: Vec<CrcCost>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) times: Vec<TimeCost>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) aged: Vec<AgedCost>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hit_ratios: Vec<HitRatio>,
     pub(crate) live: Vec<LiveCost>,
 }
 
@@ -145,6 +156,12 @@ impl Report {
         }
         if !other.times.is_empty() {
             self.times = other.times;
+        }
+        if !other.aged.is_empty() {
+            self.aged = other.aged;
+        }
+        if !other.hit_ratios.is_empty() {
+            self.hit_ratios = other.hit_ratios;
         }
         if !other.live.is_empty() {
             self.live = other.live;

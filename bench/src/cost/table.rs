@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use super::live::LiveEnd;
 use super::time::hit_ns;
-use super::{Case, CrcCost, EndCost, InstructionCost, LiveCost, Report, TimeCost, word};
+use super::{
+    AgedCost, Case, CrcCost, EndCost, HitRatio, InstructionCost, LiveCost, Report, TimeCost, word,
+};
 
 /// The report as tables, one per way of measuring.
 pub(crate) fn table(report: &Report) -> String {
@@ -22,10 +24,56 @@ pub(crate) fn table(report: &Report) -> String {
     if !report.times.is_empty() {
         let _ = times(&mut text, &report.times);
     }
+    if !report.aged.is_empty() {
+        let _ = aged(&mut text, &report.aged);
+    }
+    if !report.hit_ratios.is_empty() {
+        let _ = hit_ratios(&mut text, &report.hit_ratios);
+    }
     if !report.live.is_empty() {
         let _ = live(&mut text, &report.live);
     }
     text
+}
+
+fn aged(text: &mut String, costs: &[AgedCost]) -> std::fmt::Result {
+    writeln!(text, "per request of 128 KiB, in a cache of a sixteenth of the volume")?;
+    writeln!(
+        text,
+        "{:<11}{:>6}  {:<13}{:<10}{:>8}{:>8}{:>10}{:>8}{:>8}",
+        "volume", "groups", "after", "request", "READs", "WRITEs", "store ops", "pieces", "moved"
+    )?;
+    for cost in costs {
+        writeln!(
+            text,
+            "{:<11}{:>6}  {:<13}{:<10}{:>8.2}{:>8.2}{:>10.2}{:>8.2}{:>8.2}",
+            word(&cost.volume),
+            cost.groups,
+            word(&cost.after),
+            word(&cost.request),
+            cost.reads,
+            cost.writes,
+            cost.store_ops,
+            cost.store_pieces,
+            cost.moved
+        )?;
+    }
+    Ok(())
+}
+
+fn hit_ratios(text: &mut String, ratios: &[HitRatio]) -> std::fmt::Result {
+    writeln!(text, "{:<42}{:<11}{:>8}{:>12}", "pattern", "volume", "cache", "hits")?;
+    for ratio in ratios {
+        writeln!(
+            text,
+            "{:<42}{:<11}{:>8}{:>10.2} %",
+            ratio.pattern,
+            word(&ratio.volume),
+            format!("1/{}", ratio.part),
+            100.0 * ratio.hits
+        )?;
+    }
+    Ok(())
 }
 
 fn case(case: &Case) -> String {

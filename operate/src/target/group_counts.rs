@@ -82,6 +82,10 @@ rblk_runtime::counters! {
     cache_prefetched: Counter Number => "rblk_target_cache_prefetched_blocks_total",
     /// Blocks of 4 KiB that left the cache to make room.
     cache_evictions: Counter Number => "rblk_target_cache_evictions_total",
+    /// Blocks of 4 KiB copied to other memory of the cache.
+    ///
+    /// So large requests find memory in one run.
+    cache_moved: Counter Number => "rblk_target_cache_moved_blocks_total",
     /// Bytes read from the stores of cached volumes.
     fill_bytes: Counter Bytes => "rblk_target_cache_fill_bytes_total",
     /// Store operations that wrote dirty blocks.
@@ -96,6 +100,8 @@ rblk_runtime::counters! {
     dirty_limited: Counter Number => "rblk_target_dirty_limited_writes_total",
     /// Operations that a store failed.
     store_errors: Counter Number => "rblk_target_store_errors_total",
+    /// Bytes of the arena that hold nothing.
+    arena_free_bytes: Gauge Bytes => "rblk_target_arena_free_bytes",
     /// Bytes in the cache.
     cached_bytes: Gauge Bytes => "rblk_target_cached_bytes",
     /// Acknowledged bytes that are in memory only.

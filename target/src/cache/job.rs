@@ -112,6 +112,8 @@ pub(super) struct Job {
     pub share: usize,
     /// Slots that the session was promised for this job.
     pub promised: usize,
+    /// A read that has slots of its own for all its blocks, also for those in the index.
+    pub whole: bool,
     waits: WaitClock,
     ops: JobOps,
     generation: u32,
@@ -145,6 +147,7 @@ impl Job {
             lock: JobLock::None,
             share: 0,
             promised: 0,
+            whole: false,
             waits: WaitClock::default(),
             ops: JobOps::default(),
             generation: 0,
@@ -286,7 +289,7 @@ impl Jobs {
         let job = &mut self.table[wide(index)];
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock == JobLock::None);
         (job.kind, job.from, job.span) = (kind, from, span);
-        (job.ops, job.waits) = (JobOps::default(), WaitClock::default());
+        (job.ops, job.waits, job.whole) = (JobOps::default(), WaitClock::default(), false);
         index
     }
 

@@ -3,6 +3,13 @@
 //! A read whose blocks are all in the index is answered at once and is no job. A read that misses
 //! allocates slots for the missing blocks, locks the range, fills the slots from the store and puts
 //! them in the index.
+//!
+//! A large read may find its blocks in many places of the memory: they came one by one. Each run of
+//! memory is an SGE, so the read would take several WRITEs. If all blocks are in the index, the
+//! read is a job that copies them to one run ([`join`]), once: they stay there. If some are missing
+//! and they are at least as many as the others, the read is *whole*: it gets a run for all its
+//! blocks and reads all of them by one operation of the store. The slots of the run then take the
+//! place of the old ones.
 
 use rblk_protocol::width::{wide, wide64};
 
@@ -16,6 +23,13 @@ use crate::store::{OpKind, Segment, Store};
 use crate::volume::CacheMode;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 use crate::volume::timing::Spent;
+
+/// Blocks of a large read, at least.
+const LARGE: usize = 8;
+/// Runs of memory in which a large read may find its blocks: one WRITE gathers as many and a trailer.
+const PIECES: usize = 3;
+/// A longer read may find its blocks in more runs: one for so many blocks.
+const PIECE_BLOCKS: usize = 16;
 
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);
@@ -85,7 +99,8 @@ fn lend_blocks<S: Store>(
     let (slots, found) = (&mut core.slots, &mut core.lists.slots);
     found.clear();
     found.extend(blocks.map_while(|block| slots.find(volume, block)));
-    if wide64(found.len()) < count || !core.sessions.take(session, found.len(), slots.pinned()) {
+    let is_hit = wide64(found.len()) == count && !is_scattered(found.len(), pieces(found));
+    if !is_hit || !core.sessions.take(session, found.len(), slots.pinned()) {
         return None;
     }
     for slot in &*found {
@@ -181,43 +196,120 @@ pub(super) fn with_memory<S: Store>(core: &mut ShardCore<S>, job: u32) -> bool {
         core.transfer(job, kind, 0..blocks, 0);
         return true;
     }
-    let mut missing = 0;
-    let mut hull = (u64::MAX, 0);
-    let entry = core.jobs.get(job);
-    for block in span.first()..=span.last() {
-        let slot = core.slots.find(span.volume, block);
-        match slot {
-            // Lends the slot now, so that it stays until the missing blocks are read.
-            Some(slot) if asked => core.slots.lend(slot),
-            Some(_) => {}
-            None => {
-                missing += 1;
-                hull = (hull.0.min(block), block);
-            }
+    let survey = survey(core, job);
+    let kept = span.count() - survey.missing;
+    let is_scattered = is_scattered(span.count(), survey.pieces);
+    // In more than two pieces, the missing blocks may take several operations of the store.
+    let whole = span.count() >= LARGE
+        && (1..=survey.missing).contains(&kept)
+        && (survey.pieces > 2 || !asked);
+    if asked && !whole {
+        // Lends the slots now, so that they stay until the missing blocks are read.
+        lend_found(core, job);
+    }
+    if survey.missing == 0 {
+        if is_scattered && asked {
+            join(core, job);
         }
-        entry.blocks.push(JobBlock { slot: slot.unwrap_or(NO_SLOT), own: slot.is_none() });
+        finish(core, job);
+        return true;
     }
     let fresh = &mut core.lists.slots;
     fresh.clear();
-    if !core.slots.allocate(missing, fresh) {
-        for block in entry.blocks.drain(..).filter(|block| asked && !block.own) {
-            core.slots.unlend(block.slot);
+    if !core.slots.allocate(if whole { span.count() } else { survey.missing }, fresh) {
+        for block in core.jobs.get(job).blocks.drain(..) {
+            if asked && !whole && !block.own {
+                core.slots.unlend(block.slot);
+            }
         }
         // Lending and taking back freed no slot.
         core.slots.take_freed();
         return false;
     }
-    if missing == 0 {
-        finish(core, job);
-        return true;
-    }
-    for (block, slot) in entry.blocks.iter_mut().filter(|block| block.own).zip(&*fresh) {
-        block.slot = *slot;
-    }
-    if core.lock_blocks(job, hull.0, hull.1) {
+    let entry = core.jobs.get(job);
+    entry.whole = whole;
+    let missing = entry.blocks.iter_mut().filter(|block| block.own || whole);
+    missing.zip(&*fresh).for_each(|(block, slot)| *block = JobBlock::own(*slot));
+    let (first, last) = if whole { (span.first(), span.last()) } else { survey.hull };
+    if core.lock_blocks(job, first, last) {
         fill(core, job);
     }
     true
+}
+
+// The blocks that a read finds in the index.
+struct Survey {
+    missing: usize,
+    // The first and the last missing block.
+    hull: (u64, u64),
+    // Runs of memory, if the missing blocks lie in one run of their own.
+    pieces: usize,
+}
+
+// Looks up the blocks of a read. Those that are missing get `NO_SLOT`, and will be the job's own.
+fn survey<S: Store>(core: &mut ShardCore<S>, job: u32) -> Survey {
+    let mut found = Survey { missing: 0, hull: (u64::MAX, 0), pieces: 0 };
+    let entry = core.jobs.get(job);
+    let mut before = None;
+    for block in entry.span.first()..=entry.span.last() {
+        let slot = core.slots.find(entry.span.volume, block);
+        if slot.is_none() {
+            found.missing += 1;
+            found.hull = (found.hull.0.min(block), block);
+        }
+        let slot = slot.unwrap_or(NO_SLOT);
+        // Two missing blocks in a row are neighbours, too.
+        let joins = before.is_some_and(|before| before == slot || is_next(before, slot));
+        found.pieces += usize::from(!joins);
+        before = Some(slot);
+        entry.blocks.push(JobBlock { slot, own: slot == NO_SLOT });
+    }
+    found
+}
+
+fn is_next(before: Slot, slot: Slot) -> bool {
+    slot.0.checked_sub(1) == Some(before.0)
+}
+
+// Runs of memory in which slots lie.
+fn pieces(slots: &[Slot]) -> usize {
+    1 + slots.windows(2).filter(|pair| !is_next(pair[0], pair[1])).count()
+}
+
+// Whether so many blocks should not lie in so many pieces.
+fn is_scattered(blocks: usize, pieces: usize) -> bool {
+    blocks >= LARGE && pieces > PIECES.max(blocks / PIECE_BLOCKS)
+}
+
+// Lends the blocks that a read found in the index.
+fn lend_found<S: Store>(core: &mut ShardCore<S>, job: u32) {
+    for block in core.jobs.peek(job).blocks.iter().filter(|block| !block.own) {
+        core.slots.lend(block.slot);
+    }
+}
+
+// Copies the lent blocks of a read to one run, which takes the place of their slots in the index.
+// Has no effect if there is no run.
+fn join<S: Store>(core: &mut ShardCore<S>, job: u32) {
+    let blocks = &mut core.jobs.get(job).blocks;
+    let fresh = &mut core.lists.slots;
+    fresh.clear();
+    if !core.slots.allocate(blocks.len(), fresh) {
+        return;
+    }
+    let is_better = !is_scattered(fresh.len(), pieces(fresh));
+    for (block, slot) in blocks.iter_mut().zip(&*fresh) {
+        // A write-back names its slots.
+        if !is_better || !core.slots.can_move(block.slot) {
+            core.slots.give_back(*slot);
+            continue;
+        }
+        core.slots.copy_block(block.slot, *slot);
+        core.slots.move_block(block.slot, *slot);
+        core.slots.unlend(block.slot);
+        core.slots.lend(*slot);
+        block.slot = *slot;
+    }
 }
 
 // Replaces a job's own slot by the slot of this block that has entered the index since, if any.
@@ -239,10 +331,14 @@ pub(super) fn fill<S: Store>(core: &mut ShardCore<S>, job: u32) {
     let entry = core.jobs.get(job);
     let (span, count) = (entry.span, entry.blocks.len());
     entry.op_begins();
+    // Others may have read the blocks while the job waited.
+    let whole = core.jobs.peek(job).whole && 2 * missing(core, &span) >= wide64(count);
+    core.jobs.get(job).whole = whole;
     let mut run = 0..0;
     for at in 0..=count {
-        let is_mine =
-            at < count && core.jobs.peek(job).blocks[at].own && !take_present(core, job, at);
+        let is_mine = at < count
+            && core.jobs.peek(job).blocks[at].own
+            && (whole || !take_present(core, job, at));
         if is_mine {
             run = if run.is_empty() { at..at + 1 } else { run.start..at + 1 };
         } else if !run.is_empty() {
@@ -298,6 +394,10 @@ fn install<S: Store>(core: &mut ShardCore<S>, job: u32) {
         }
         if span.cache == CacheMode::None {
             core.slots.lend_private(slot);
+        } else if core.jobs.peek(job).whole
+            && let Some(old) = core.slots.find(span.volume, span.first() + wide64(at))
+        {
+            replace(core, (old, slot), asked);
         } else if take_present(core, job, at) {
             continue;
         } else if let block = span.first() + wide64(at)
@@ -316,5 +416,26 @@ fn install<S: Store>(core: &mut ShardCore<S>, job: u32) {
             }
         }
         core.jobs.get(job).blocks[at].own = false;
+    }
+}
+
+// Puts a slot that a whole read has filled in the place of the block's slot in the index. The old
+// bytes are as new as those of the store, or newer.
+fn replace<S: Store>(core: &mut ShardCore<S>, (old, slot): (Slot, Slot), asked: bool) {
+    if !core.slots.state(old).is_clean() {
+        core.slots.copy_block(old, slot);
+    }
+    if core.slots.can_move(old) {
+        core.slots.move_block(old, slot);
+        if asked {
+            core.slots.touch(slot);
+            core.slots.lend(slot);
+        }
+    } else if asked {
+        // A write-back names its slots: the old slot stays.
+        core.slots.touch(old);
+        core.slots.lend_private(slot);
+    } else {
+        core.slots.give_back(slot);
     }
 }

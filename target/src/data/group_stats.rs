@@ -24,12 +24,14 @@ impl Publish for Stats {
         self.cache_misses.set(counters.misses);
         self.cache_prefetched.set(counters.prefetched);
         self.cache_evictions.set(slots.evictions());
+        self.cache_moved.set(slots.moved());
         self.fill_bytes.set(counters.fill_bytes);
         self.write_backs.set(counters.write_backs);
         self.write_back_bytes.set(counters.write_back_bytes);
         self.dirty_limited.set(counters.dirty_limited);
         self.store_errors.set(counters.store_errors);
         self.merged_bytes.set(counters.copied_bytes);
+        self.arena_free_bytes.set(wide64(slots.free() * SLOT_BYTES));
         self.cached_bytes.set(wide64(slots.cached() * SLOT_BYTES));
         self.dirty_bytes.set(wide64(slots.dirty() * SLOT_BYTES));
         self.dirty_max_bytes.set(wide64(dirty_max_bytes));

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 use rblk_fabric::Region;
 
+use super::bits::Bits;
+
 /// Smallest extent, in bytes. Also the strongest memory alignment a backing store may ask for.
 pub(crate) const MIN_EXTENT_BYTES: u32 = 4 << 10;
 
@@ -132,7 +134,7 @@ impl Arena {
             region,
             range,
             #[cfg(debug_assertions)]
-            taken: levels.iter().map(|level| Bits::new(level.len)).collect(),
+            taken: levels.iter().map(|level| Bits::new(level.len())).collect(),
             levels,
             available: 1 << top,
             free_bytes: bytes,
@@ -179,6 +181,7 @@ impl Arena {
     }
 
     /// The longest extent that can be allocated now, in bytes; 0 when no block is free.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn largest_free(&self) -> u32 {
         self.available.checked_ilog2().map_or(0, |level| MIN_EXTENT_BYTES << level)
@@ -245,30 +248,30 @@ impl Arena {
         self.extents -= 1;
     }
 
-    /// Turns an extent into pages of [`MIN_EXTENT_BYTES`], which [`Self::release_page`] takes back
-    /// one by one, in any order. Returns the offset of the first.
+    /// Turns an extent into parts of `len` bytes, a power of two, which [`Self::release_part`] takes
+    /// back one by one, in any order. Returns the offset of the first.
     #[expect(clippy::needless_pass_by_value, reason = "the extent ends here")]
-    pub(crate) fn pages_of_extent(&mut self, extent: Extent) -> usize {
+    pub(crate) fn parts_of_extent(&mut self, extent: Extent, len: u32) -> usize {
         #[cfg(debug_assertions)]
         {
-            let level = level_of(extent.len);
+            let (level, part) = (level_of(extent.len), level_of(len));
             let block = (extent.offset - self.range.start) / extent.len as usize;
             assert!(self.taken[level].get(block), "not handed out: {extent:?}");
             self.taken[level].clear(block);
-            for page in block << level..(block + 1) << level {
-                self.taken[0].set(page);
+            for one in block << (level - part)..(block + 1) << (level - part) {
+                self.taken[part].set(one);
             }
         }
-        self.extents += (extent.len / MIN_EXTENT_BYTES) as usize - 1;
+        self.extents += (extent.len / len) as usize - 1;
         extent.offset
     }
 
-    /// Takes one page of [`Self::pages_of_extent`] back.
+    /// Takes one part of [`Self::parts_of_extent`] back.
     ///
     /// # Panics
-    /// In debug builds, when the offset is not that of such a page.
-    pub(crate) fn release_page(&mut self, offset: usize) {
-        self.release(Extent { offset, len: MIN_EXTENT_BYTES });
+    /// In debug builds, when the offset is not that of a part of this length.
+    pub(crate) fn release_part(&mut self, offset: usize, len: u32) {
+        self.release(Extent { offset, len });
     }
 
     fn put(&mut self, level: usize, block: usize) {
@@ -290,71 +293,6 @@ impl Arena {
 // Level of a power of two of at least MIN_EXTENT_BYTES.
 fn level_of(len: u32) -> usize {
     (len.ilog2() - MIN_EXTENT_BYTES.ilog2()) as usize
-}
-
-// A fixed set of numbers below `len`: words of bits, and above them words that mark the nonzero
-// words below, up to a single one. For 64 GiB of 4 KiB blocks, a search reads four words.
-#[derive(Debug)]
-struct Bits {
-    len: usize,
-    tiers: Vec<Box<[u64]>>,
-}
-
-impl Bits {
-    fn new(len: usize) -> Self {
-        let mut tiers = Vec::new();
-        let mut words = len;
-        loop {
-            words = words.div_ceil(64).max(1);
-            tiers.push(vec![0; words].into_boxed_slice());
-            if words == 1 {
-                return Self { len, tiers };
-            }
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.tiers.last().is_none_or(|word| word[0] == 0)
-    }
-
-    fn get(&self, index: usize) -> bool {
-        index < self.len && (self.tiers[0][index / 64] >> (index % 64)) & 1 == 1
-    }
-
-    fn set(&mut self, mut index: usize) {
-        for tier in &mut self.tiers {
-            let word = &mut tier[index / 64];
-            let was = *word;
-            *word |= 1 << (index % 64);
-            if was != 0 {
-                return;
-            }
-            index /= 64;
-        }
-    }
-
-    fn clear(&mut self, mut index: usize) {
-        for tier in &mut self.tiers {
-            let word = &mut tier[index / 64];
-            *word &= !(1 << (index % 64));
-            if *word != 0 {
-                return;
-            }
-            index /= 64;
-        }
-    }
-
-    fn first(&self) -> Option<usize> {
-        if self.is_empty() {
-            return None;
-        }
-        Some(
-            self.tiers
-                .iter()
-                .rev()
-                .fold(0, |word, tier| word * 64 + tier[word].trailing_zeros() as usize),
-        )
-    }
 }
 
 #[cfg(test)]
@@ -508,24 +446,6 @@ mod tests {
             prop_assert_eq!(arena.free_bytes(), capacity);
             let whole: Vec<_> = std::iter::from_fn(|| arena.allocate(largest as usize)).collect();
             prop_assert_eq!(whole.len(), blocks);
-        }
-
-        #[test]
-        fn bits_agree_with_a_set(len in 1..9000usize, steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..300)) {
-            let mut bits = Bits::new(len);
-            let mut set = std::collections::BTreeSet::new();
-            for (put, index) in steps {
-                let index = index.index(len);
-                if put {
-                    bits.set(index);
-                    set.insert(index);
-                } else {
-                    bits.clear(index);
-                    set.remove(&index);
-                }
-                prop_assert_eq!(bits.first(), set.first().copied());
-                prop_assert_eq!(bits.get(index), put);
-            }
         }
     }
 }

@@ -94,6 +94,16 @@ pub struct RamStore {
     now: u64,
     log: Vec<Op>,
     keeps_log: bool,
+    counts: StoreCounts,
+}
+
+/// Reads and writes that a [`RamStore`] accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreCounts {
+    /// Operations.
+    pub ops: u64,
+    /// Runs of memory in these operations.
+    pub pieces: u64,
 }
 
 impl RamStore {
@@ -111,7 +121,14 @@ impl RamStore {
             now: 0,
             log: Vec::new(),
             keeps_log: false,
+            counts: StoreCounts::default(),
         }
+    }
+
+    /// The reads and writes so far.
+    #[must_use]
+    pub fn counts(&self) -> StoreCounts {
+        self.counts
     }
 
     /// Gives a volume its bytes.
@@ -227,6 +244,8 @@ impl Store for RamStore {
         if self.keeps_log {
             self.log.push(op);
         }
+        self.counts.ops += u64::from(!memory.is_empty());
+        self.counts.pieces += memory.len() as u64;
         let delay = self.random.within(self.conditions.delay_min, self.conditions.delay_max);
         let unlucky = self.random.chance(self.conditions.errors_per_mille);
         let fails = self.planned_error(&op.kind).or(unlucky.then_some(self.conditions.errno));

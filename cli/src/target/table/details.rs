@@ -248,8 +248,9 @@ fn counters(status: &TargetStatus) -> [String; 5] {
          {signaled} signaled, {send_doorbells} doorbells, {completions} completions"
             .to_owned(),
         format!(
-            "cache: {} arena of {} pages, {{cached_bytes}} cached, {{dirty_bytes}} of {{dirty_max_bytes}} dirty, \
-             {} hits, {{cache_evictions}} evictions, {{cache_prefetched}} read ahead",
+            "cache: {} arena of {} pages, {{arena_free_bytes}} free, {{cached_bytes}} cached, {{dirty_bytes}} of \
+             {{dirty_max_bytes}} dirty, {} hits, {{cache_evictions}} evictions, {{cache_moved}} moved, \
+             {{cache_prefetched}} read ahead",
             figures::size(status.arena_bytes),
             figures::size(status.arena_page_bytes),
             figures::percent(t.hit_ratio())

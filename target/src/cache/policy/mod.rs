@@ -183,12 +183,23 @@ impl Policy {
     /// If `old` is resident and `new` does not exist.
     #[inline(always)]
     pub(crate) fn replace(&mut self, old: Slot, new: Slot) {
+        if old == new {
+            return self.touch(new);
+        }
+        self.take_place(old, new, |was| was + u8::from(was & FREQ != FREQ));
+    }
+
+    /// Like [`Self::replace`] with another slot, but counts no hit: only the bytes moved.
+    pub(crate) fn move_to(&mut self, old: Slot, new: Slot) {
+        debug_assert_ne!(old, new);
+        self.take_place(old, new, |was| was);
+    }
+
+    #[inline(always)]
+    fn take_place(&mut self, old: Slot, new: Slot, count: impl FnOnce(u8) -> u8) {
         let Some(&was) = self.state.get(old.index()) else { return };
         if was == ABSENT {
             return;
-        }
-        if old == new {
-            return self.touch(new);
         }
         if self.is_resident(new) {
             self.remove(new);
@@ -200,7 +211,7 @@ impl Policy {
         links[wide(moved.newer)].older = new.0;
         links[wide(moved.older)].newer = new.0;
         state[from] = ABSENT;
-        state[to] = was + u8::from(was & FREQ != FREQ);
+        state[to] = count(was);
     }
 
     /// Removes the slot of an invalidated block; the ghost does not remember its key. Has no effect

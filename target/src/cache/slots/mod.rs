@@ -22,7 +22,9 @@
 //! because its range of the volume was discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and
 //! what the policy takes.
 
+mod chunk;
 mod dirty;
+mod evacuation;
 mod free;
 mod maximum;
 mod meta;
@@ -42,8 +44,10 @@ use crate::memory::arena::Arena;
 use crate::volume::ids::VolumeIndex;
 
 const NONE: u32 = u32::MAX;
-/// At most this part of the slots is kept free, so that long requests find memory in one run.
-const RESERVE: usize = 16;
+/// At most this part of the slots stays free in chunks for runs while single slots are wanted.
+const HOLES: usize = 64;
+/// Most blocks of runs that leave for one single slot.
+const LEAVE_FOR_ONE: usize = 4;
 /// Steps of the policy for one allocation: a fraction of a millisecond. Four times the blocks of
 /// the longest request, since each try may meet the slots that the request itself has.
 const STEPS: u32 = 4096;
@@ -64,6 +68,10 @@ pub struct Slots {
     // The last search for a victim used up its steps.
     cut: bool,
     trim: Trim,
+    // The search for a chunk to empty continues at this chunk.
+    looked_at: usize,
+    // Blocks copied to another slot, since the start.
+    moved: u64,
 }
 
 // Slots of all volumes.
@@ -100,6 +108,8 @@ impl Slots {
             freed: false,
             cut: false,
             trim: Trim::default(),
+            looked_at: 0,
+            moved: 0,
             free: FreeSlots::new(arena),
         }
     }
@@ -282,10 +292,33 @@ impl Slots {
         Some(slot)
     }
 
-    // A free slot of the arena, or an evicted one.
+    // A free slot, or an evicted one. A victim in a chunk for runs leaves a hole there, so that the
+    // rest of its run can leave and come back as a run; if the holes are many, the chunk with the
+    // most of them gets single slots.
     #[inline(never)]
     fn find_one(&mut self) -> Option<Slot> {
-        self.free.take_one().or_else(|| self.evict(&mut { STEPS }))
+        if let Some(slot) = self.free.take_one() {
+            return Some(slot);
+        }
+        let mut steps = STEPS;
+        let holes_max = (self.metas.len() / HOLES).max(2 * self.free.chunks().slots());
+        for _ in 0..LEAVE_FOR_ONE {
+            if self.free.chunks().holes() >= holes_max {
+                break;
+            }
+            let Some(victim) = self.evict(&mut steps) else { break };
+            if self.free.is_single(victim) {
+                return Some(victim);
+            }
+            self.free.give_to_chunk(victim);
+            self.freed = true;
+            // The chunk may be whole now.
+            if let Some(slot) = self.free.take_one() {
+                return Some(slot);
+            }
+        }
+        self.free.convert();
+        self.free.take_one()
     }
 
     /// Sets `count` slots apart for a connection, evicting blocks if needed. Returns their offsets
@@ -342,23 +375,13 @@ impl Slots {
         if count == 0 {
             return true;
         }
-        self.free.gather();
         let mut steps = STEPS;
         while self.free.len() < count {
             if !self.make_room(&mut steps) {
                 return false;
             }
         }
-        // Memory in one run costs one WR and one store operation. Blocks that came together leave
-        // together, so a little more room is often enough. The room stays small, and later
-        // allocations do not evict blocks for slots that are free now.
-        let spare = self.metas.len().div_ceil(RESERVE) + count;
-        for _ in 0..count {
-            let enough = self.free.has_run(count) || self.free.len() >= spare;
-            if enough || !self.make_room(&mut steps) {
-                break;
-            }
-        }
+        self.make_run(count, &mut steps);
         let metas = &mut self.metas;
         self.free.take(count, |slot| {
             metas[slot.index()].state = SlotState::Private;
@@ -370,7 +393,7 @@ impl Slots {
     // Evicts a slot and frees its memory, if a slot can leave.
     fn make_room(&mut self, steps: &mut u32) -> bool {
         let Some(victim) = self.evict(steps) else { return false };
-        self.free.give_to_arena(victim);
+        self.free.give_to_chunk(victim);
         self.freed = true;
         true
     }

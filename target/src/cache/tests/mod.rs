@@ -11,6 +11,7 @@ mod landing;
 mod maximums;
 mod minimums;
 mod reads;
+mod run_memory;
 mod script;
 mod shares;
 mod slots;
