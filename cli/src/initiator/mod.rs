@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use rblk_config::Exit;
 use rblk_config::key_file::Side;
+use rblk_operate::Output;
 use rblk_operate::mount::flags::{Cli, Command, DeadMount, KeyCommand};
 use rblk_operate::mount::image;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::not_there::NotMounted;
 use rblk_operate::mount::run_dir::{must_be_readable, names};
-use rblk_operate::Output;
 
 use crate::program::daemon::LentDescriptors;
 use crate::program::{command_line, key};

@@ -24,8 +24,8 @@ use rblk_operate::target::left_open;
 use rblk_operate::{Output, exit_of};
 
 use crate::program::daemon::{LentDescriptors, become_daemon};
-use crate::program::{command_line, key};
 use crate::program::top::RATES_TIME;
+use crate::program::{command_line, key};
 use running::status_in;
 
 const PROGRAM: &str = "rblk-target";

@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn park(events: &mut AsyncEvents, of: u16, tag: u16) -> Option<u32> {
-        let connection = ConnectionId { index: of.into(), generation: 1 };
+        let connection = ConnectionId { index: of, generation: 1 };
         let from = ConnectionRef { group: 0, connection };
         let capsule = CommandCapsule::new(Opcode::AsyncEvent, Tag(tag), Epoch(1), Sequence(1));
         match events.park(from, session(of), &capsule, || None) {
