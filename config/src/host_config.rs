@@ -9,8 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
 use crate::schema::flag_layer::Flagged;
-use crate::schema::key_table::{Key, Schema, key_table};
-use crate::schema::rule::{NAME, Rule, check_name, join};
+use crate::schema::key_table::key_table;
+use crate::schema::rule::{Key, Schema};
+use crate::schema::rule::{Rule, join};
+use crate::schema::text_rules::{NAME, check_name};
 use crate::setting::rate_limits::{LIMIT_KEYS, Limits};
 use crate::units::ByteSize;
 

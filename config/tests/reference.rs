@@ -175,3 +175,19 @@ fn keys_page() {
         tables.into_iter().fold(page, |page, (heading, schema)| with_table(&page, heading, schema));
     assert_is(&path, &expected);
 }
+
+#[test]
+fn every_key_is_described_and_has_a_default_or_a_meaning_of_its_absence() {
+    let tables =
+        [TargetConfig::keys(), VolumeConfig::keys(), HostConfig::keys(), MountConfig::keys()];
+    for schema in tables {
+        for key in schema.keys() {
+            let name = key.name;
+            assert!(!key.paragraphs().is_empty(), "{name}");
+            let is_table = matches!(key.rule, Rule::Tables(_));
+            let has_default = schema.default_of(key).is_some();
+            assert_eq!(has_default, key.example.is_empty() && !is_table, "{name}: example");
+            assert_eq!(has_default || key.required, key.absent.is_empty(), "{name}: absent");
+        }
+    }
+}

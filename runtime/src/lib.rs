@@ -10,7 +10,7 @@
 //! | `counter`, `latency_histogram`, [`log_linear`] | counters and histograms with one writer |
 //! | [`rates`] | work per second |
 //! | [`log_limit`] | log lines per second that a peer can cause |
-//! | [`clock`], `lent`, `pipes` | the clock of the host; inherited descriptors; a closed output pipe |
+//! | [`clock`], `lent`, `pipes` | the clock of the host; inherited descriptors; a closed pipe |
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)] // adjtimex has no safe call

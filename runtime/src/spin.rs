@@ -10,9 +10,9 @@
 //! To look pays only on a CPU that no other thread wants for long. The threads that do the awaited
 //! work (those of a software device, the peer on the same host) may run on the same CPU; then a
 //! look keeps the answer from coming. The thread yields at times while it looks, and a yield that
-//! comes back late tells of this ([`SpinPolicy::yielded`]): then the thread sleeps, now and for some
-//! waits to come. Only a long absence counts. A thread that ran for a short time did the awaited work, and
-//! that time was needed in any case.
+//! comes back late tells of this ([`SpinPolicy::yielded`]): then the thread sleeps, now and for
+//! some waits to come. Only a long absence counts. A thread that ran for a short time did the
+//! awaited work, and that time was needed in any case.
 //!
 //! With many requests under way, several requests share one wake-up, and those that come meanwhile
 //! are served with them. Then the thread does not look. (Tried: at depth 32 the same I/O per

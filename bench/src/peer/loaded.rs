@@ -1,18 +1,17 @@
-//! [`Loaded`]: kernel modules, loaded with their dependencies, and unloaded.
+//! [`Loaded`]: kernel modules, loaded with their dependencies.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::undo::{Journal, Step, Undo};
+use super::unload::file_name;
 use crate::child;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time for a module's last users to let go.
-const USERS: Duration = Duration::from_secs(10);
 
 /// The modules that a run loaded. Several systems need the same ones, so they stay until this is
 /// dropped; then they are unloaded, the last one first.
@@ -68,26 +67,6 @@ fn load(name: &str, parameters: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Unloads modules, those that need others first. One that is in use is given some time.
-pub(super) fn unload(names: &[String]) -> Result<()> {
-    for name in names.iter().rev() {
-        let dir = Path::new("/sys/module").join(file_name(name));
-        let deadline = Instant::now() + USERS;
-        // Parts of the kernel have no such file.
-        while let Ok(users) = std::fs::read_to_string(dir.join("refcnt")) {
-            if users.trim() == "0" {
-                child::output_uninterrupted(Command::new("rmmod").arg(name), LIMIT)?;
-                break;
-            }
-            if Instant::now() > deadline {
-                bail!("the module {name} is still in use ({} users)", users.trim());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-    Ok(())
-}
-
 /// A module and its dependencies, in the order of loading.
 fn with_dependencies(name: &str) -> Result<Vec<String>> {
     let mut command = Command::new("modprobe");
@@ -100,10 +79,6 @@ fn with_dependencies(name: &str) -> Result<Vec<String>> {
 fn insertions(text: &str) -> Vec<String> {
     let paths = text.lines().filter_map(|line| line.strip_prefix("insmod ")?.split(' ').next());
     paths.filter_map(|path| Some(file_name(path.rsplit('/').next()?.split('.').next()?))).collect()
-}
-
-fn file_name(name: &str) -> String {
-    name.replace('-', "_")
 }
 
 #[cfg(test)]

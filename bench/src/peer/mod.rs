@@ -46,6 +46,7 @@ pub(crate) mod target;
 pub(crate) mod trigger;
 pub(crate) mod ublk_null;
 pub(crate) mod undo;
+mod unload;
 
 /// Commands outstanding per queue, of every system that has queues.
 pub(crate) const QUEUE_DEPTH: u16 = 128;

@@ -23,7 +23,7 @@ use rblk_initiator::front::ublk::DeviceToken;
 use serde::{Deserialize, Serialize};
 
 use super::ublk_null::UblkNull;
-use super::{daemon, loaded, nbd, nvme_kernel, trigger};
+use super::{daemon, nbd, nvme_kernel, trigger, unload};
 use crate::child;
 
 /// Where journals are: kernel state and this directory end together, at the next boot.
@@ -84,7 +84,7 @@ impl Step {
         match self {
             Self::Processes { tag } => child::end_tagged(tag, PATIENCE),
             Self::Load { tag } => child::end_tagged(tag, Duration::ZERO),
-            Self::Modules { names } => loaded::unload(names),
+            Self::Modules { names } => unload::unload(names),
             Self::Directory { name } => remove_directory(dir, name),
             Self::DirectoryIn { parent, name } => remove_directory(parent, name),
             Self::NvmetSubsystem { nqn } => nvme_kernel::remove_subsystem(nqn),

@@ -11,8 +11,8 @@ use toml::{Spanned, Value};
 
 use crate::error::{ConfigError, Fault, Site};
 use crate::schema::faults::judge;
-use crate::schema::flag_layer::{FlagEffect, FlagLayer, FlagValue};
-use crate::schema::key_table::Schema;
+use crate::schema::flag_layer::{FlagEffect, FlagLayer, FlagValue, Flagged};
+use crate::schema::rule::Schema;
 use crate::schema::rule::join;
 
 /// Most bytes of a configuration file. A larger file is something else, named by mistake.
@@ -23,6 +23,20 @@ const FILE_MAX_BYTES: u64 = 1 << 20;
 pub(crate) struct Document {
     table: toml::Table,
     sites: Sites,
+}
+
+impl FlagLayer {
+    /// The configuration with these values. The rules of the keys hold; those between keys do not.
+    ///
+    /// # Errors
+    /// [`ConfigError`] of a value.
+    pub fn over<T: Flagged>(&self, config: &T) -> Result<T, ConfigError> {
+        let table =
+            toml::Table::try_from(config).map_err(|error| ConfigError::Dump(error.to_string()))?;
+        let mut document = Document::of(table);
+        document.lay_flags(self);
+        document.decode_given(T::schema(), self)
+    }
 }
 
 /// Where a key and its value are.

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::error::Fault;
-use crate::schema::key_table::Schema;
+use crate::schema::rule::Schema;
 
 /// The value of a table, or all its faults. `relate` adds the faults between keys that are valid
 /// alone.

@@ -6,10 +6,8 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::error::ConfigError;
-use crate::schema::document::Document;
-use crate::schema::key_table::Key;
+use crate::schema::rule::Key;
 use crate::schema::rule::Rule;
-use crate::volume::VolumeConfig;
 
 /// Values of flags.
 #[derive(Clone, Debug, Default)]
@@ -82,11 +80,11 @@ impl FlagLayer {
         }
     }
 
-    /// Adds a volume.
+    /// Adds a volume, a [`VolumeConfig`](crate::VolumeConfig).
     ///
     /// # Errors
     /// [`ConfigError::Dump`] if its path is not UTF-8.
-    pub fn add_volume(&mut self, volume: &VolumeConfig) -> Result<(), ConfigError> {
+    pub fn add_volume(&mut self, volume: &impl Serialize) -> Result<(), ConfigError> {
         let table =
             Table::try_from(volume).map_err(|error| ConfigError::Dump(error.to_string()))?;
         self.push("volume", None, FlagEffect::Items(vec![Value::Table(table)]));
@@ -108,18 +106,6 @@ impl FlagLayer {
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
         self.values.iter().any(|value| value.key == key)
-    }
-
-    /// The configuration with these values. The rules of the keys hold; those between keys do not.
-    ///
-    /// # Errors
-    /// [`ConfigError`] of a value.
-    pub fn over<T: Flagged>(&self, config: &T) -> Result<T, ConfigError> {
-        let table =
-            Table::try_from(config).map_err(|error| ConfigError::Dump(error.to_string()))?;
-        let mut document = Document::of(table);
-        document.lay_flags(self);
-        document.decode_given(T::schema(), self)
     }
 
     pub(crate) fn values(&self) -> &[FlagValue] {

@@ -1,14 +1,14 @@
-//! The allowed values of keys. Files, command lines and manual pages use the same tables of keys.
+//! [`Rule`]: the allowed values of a key; [`Key`]: the description of one key; [`Schema`]: the keys
+//! of one table. A rule of tables names their schema, and a schema has keys with rules.
+//!
+//! Files, command lines, their help and the reference use the same tables of keys.
 
-use std::net::{Ipv6Addr, SocketAddr};
-
-use toml::Value;
+use toml::{Table, Value};
 
 use crate::error::Fault;
 use crate::key_file::CREDENTIAL;
-use crate::schema::key_table::Schema;
+use crate::schema::nearest::nearest;
 use crate::units::{ByteSize, Duration};
-use rblk_protocol::limits::NAME_BYTES;
 
 /// The rule of a value. Bounds are inclusive.
 #[derive(Clone, Copy, Debug)]
@@ -77,62 +77,276 @@ pub enum Rule {
     Keys(&'static Schema),
 }
 
-/// A name of a volume, host, target or mount, as the protocol allows it: safe in paths and on
-/// command lines.
-pub(crate) const NAME: Rule = Rule::Text {
-    noun: "name",
-    form: "1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"",
-    check: check_name,
-};
+/// The keys that one table may have.
+#[derive(Debug)]
+pub struct Schema {
+    /// In the order of the examples.
+    pub(crate) entries: &'static [Key],
+    /// The values of the keys that have a default.
+    pub(crate) defaults: fn() -> Table,
+    /// Keys of former versions.
+    pub(crate) retired: &'static [RetiredKey],
+}
 
-/// An address of a target.
-pub(crate) const ADDRESS: Rule = Rule::Text {
-    noun: "address",
-    form: "an address such as \"rdma://192.0.2.1:7720\" or \"tcp://[2001:db8::1]:7721\"",
-    check: check_address,
-};
+/// The description of a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The name.
+    pub name: &'static str,
+    /// Whether the key must be given.
+    pub required: bool,
+    /// The allowed values of the key.
+    pub rule: Rule,
+    /// Whether a reload applies a new value to a target or a mount that runs.
+    pub live: bool,
+    /// The meaning of its absence. Empty for a key with a default.
+    pub absent: &'static str,
+    /// A value for the example file, as TOML. Empty for a key with a default.
+    pub example: &'static str,
+    /// The place in docs/ that says more, such as `security.md#encryption`. May be empty.
+    pub more: &'static str,
+    text: &'static str,
+    flag: Flag,
+    bare: &'static str,
+}
 
-/// An absolute path.
-pub(crate) const PATH: Rule = Rule::Text {
-    noun: "path",
-    form: "an absolute path such as \"/srv/rblk/a.img\"",
-    check: check_path,
-};
+/// The flag of a key.
+#[derive(Clone, Copy, Debug)]
+enum Flag {
+    /// None: a command has an argument of its own for the key, or only files have the key.
+    None,
+    /// The name of the key, with `-` for `_`.
+    Same,
+    /// Another name.
+    Named(&'static str),
+}
 
-/// An absolute path of a directory.
-pub(crate) const DIRECTORY: Rule = Rule::Text {
-    noun: "path",
-    form: "an absolute path such as \"/var/lib/rblk\"",
-    check: check_path,
-};
+/// A key of former versions, which has no effect any more. A file that has it is accepted.
+#[derive(Debug)]
+pub struct RetiredKey {
+    /// The name.
+    pub name: &'static str,
+    /// The version that ignores it first.
+    pub since: &'static str,
+    /// The behaviour now.
+    pub now: &'static str,
+}
 
-/// An absolute path that fits a socket address.
-pub(crate) const SOCKET: Rule = Rule::Text {
-    noun: "path",
-    form: "an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
-    check: check_socket,
-};
+impl Key {
+    /// A key with a default, which [`key_table!`] names and describes.
+    pub(crate) const fn new(rule: Rule) -> Self {
+        Self {
+            name: "",
+            required: false,
+            rule,
+            live: false,
+            absent: "",
+            example: "",
+            more: "",
+            text: "",
+            flag: Flag::Same,
+            bare: "",
+        }
+    }
 
-/// An address of this host in numbers, and a port.
-pub(crate) const SOCKET_ADDRESS: Rule = Rule::Text {
-    noun: "address:port",
-    form: "an address and a port such as \"127.0.0.1:9720\" or \"[::1]:9720\"",
-    check: check_socket_address,
-};
+    /// A key with a whole number. Bounds are inclusive, here and below.
+    pub(crate) const fn count(min: u32, max: u32) -> Self {
+        Self::new(Rule::Count { min, max })
+    }
 
-/// A key file.
-pub(crate) const KEY_FILE: Rule = Rule::Text {
-    noun: "path",
-    form: "an absolute path such as \"/etc/rblk/target.key\", or \"credential:NAME\" for a credential of systemd",
-    check: check_key_file,
-};
+    /// A key with a size.
+    pub(crate) const fn size(min: u64, max: u64, step: u64) -> Self {
+        Self::new(Rule::Size { min, max, step })
+    }
 
-/// Memory that programs share.
-pub(crate) const MEMORY_FILE: Rule = Rule::Text {
-    noun: "path",
-    form: "an absolute path of a file of tmpfs or hugetlbfs, such as \"/dev/shm/database\"",
-    check: check_path,
-};
+    /// A key with a time.
+    pub(crate) const fn span(min: Duration, max: Duration) -> Self {
+        Self::new(Rule::Span { min, max })
+    }
+
+    /// A key with one of a few words.
+    pub(crate) const fn word(words: &'static [&'static str]) -> Self {
+        Self::new(Rule::Word(words))
+    }
+
+    /// A key with a list.
+    pub(crate) const fn list(item: &'static Rule, max: usize) -> Self {
+        Self::new(Rule::List { item, max })
+    }
+
+    /// Sets name and description.
+    pub(crate) const fn described(self, name: &'static str, text: &'static str) -> Self {
+        let name = if self.name.is_empty() { name } else { self.name };
+        Self { name, text, ..self }
+    }
+
+    /// Says that the name differs from that of the field.
+    pub(crate) const fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
+
+    /// Says that the key must be given, with a value for the example file.
+    pub(crate) const fn required(self, example: &'static str) -> Self {
+        Self { required: true, example, ..self }
+    }
+
+    /// Says what the absence of the key means, with a value for the example file.
+    pub(crate) const fn absent(self, meaning: &'static str, example: &'static str) -> Self {
+        Self { absent: meaning, example, ..self }
+    }
+
+    /// Says that a reload applies a new value.
+    pub(crate) const fn live(self) -> Self {
+        Self { live: true, ..self }
+    }
+
+    /// Names the place in docs/ that says more.
+    pub(crate) const fn more(self, place: &'static str) -> Self {
+        Self { more: place, ..self }
+    }
+
+    /// Names the flag. The name of the key is a second name of the flag, unless it is the plural.
+    pub(crate) const fn flag(self, name: &'static str) -> Self {
+        Self { flag: Flag::Named(name), ..self }
+    }
+
+    /// Names the value of the flag without a value.
+    pub(crate) const fn bare(self, value: &'static str) -> Self {
+        Self { bare: value, ..self }
+    }
+
+    /// Says that no flag is made of the key.
+    pub(crate) const fn no_flag(self) -> Self {
+        Self { flag: Flag::None, ..self }
+    }
+
+    /// The name of its flag, without the dashes.
+    #[must_use]
+    pub fn flag_name(&self) -> Option<String> {
+        match self.flag {
+            Flag::None => None,
+            Flag::Same => Some(self.name.replace('_', "-")),
+            Flag::Named(name) => Some(name.to_owned()),
+        }
+    }
+
+    /// The value of its flag without a value. `None`: the flag needs a value.
+    #[must_use]
+    pub fn bare_value(&self) -> Option<&'static str> {
+        match self.rule {
+            Rule::Flag => Some("true"),
+            _ => Some(self.bare).filter(|bare| !bare.is_empty()),
+        }
+    }
+
+    /// A second name of its flag.
+    #[must_use]
+    pub fn flag_alias(&self) -> Option<String> {
+        match self.flag {
+            // A flag of a list names one item.
+            Flag::Named(name) if !self.name.starts_with(&name.replace('-', "_")) => {
+                Some(self.name.replace('_', "-"))
+            }
+            _ => None,
+        }
+    }
+
+    /// The description: paragraphs, without line breaks. Names of keys are between backticks.
+    #[must_use]
+    pub fn paragraphs(&self) -> Vec<String> {
+        let mut all = vec![String::new()];
+        for line in self.text.lines().map(str::trim) {
+            let last = all.len() - 1;
+            if line.is_empty() {
+                all.push(String::new());
+            } else if all[last].is_empty() {
+                line.clone_into(&mut all[last]);
+            } else {
+                all[last] = format!("{} {line}", all[last]);
+            }
+        }
+        all.retain(|paragraph| !paragraph.is_empty());
+        all
+    }
+
+    /// The description for a terminal or a file: without backticks around single words.
+    #[must_use]
+    pub fn plain_paragraphs(&self) -> Vec<String> {
+        self.paragraphs().iter().map(|paragraph| without_ticks(paragraph)).collect()
+    }
+}
+
+impl Schema {
+    /// The keys, in the order of the examples.
+    pub fn keys(&self) -> impl Iterator<Item = &'static Key> + use<> {
+        self.entries.iter().flat_map(|entry| match entry.rule {
+            Rule::Keys(inner) => inner.entries,
+            _ => std::slice::from_ref(entry),
+        })
+    }
+
+    /// The key of a name.
+    #[must_use]
+    pub fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys().find(|key| key.name == name)
+    }
+
+    /// The default of a key, as it stands in a file. `None` without one.
+    #[must_use]
+    pub fn default_of(&self, key: &Key) -> Option<Value> {
+        if key.required { None } else { (self.defaults)().remove(key.name) }
+    }
+
+    /// The keys of former versions, which have no effect any more.
+    #[must_use]
+    pub fn retired(&self) -> &'static [RetiredKey] {
+        self.retired
+    }
+
+    /// Adds the faults of a table to `faults`. `path` is the path of the table, empty for a file.
+    pub(crate) fn judge(&self, path: &str, table: &Table, faults: &mut Vec<Fault>) {
+        for (name, value) in table {
+            match self.key(name) {
+                Some(key) => key.rule.judge(&join(path, name), value, faults),
+                None if self.retired.iter().any(|retired| retired.name == name) => {}
+                None => faults.push(self.unknown(path, name)),
+            }
+        }
+        for key in self.keys().filter(|key| key.required && !table.contains_key(key.name)) {
+            faults.push(Fault::new(join(path, key.name), "missing", key.rule.fix()));
+        }
+    }
+
+    fn unknown(&self, path: &str, name: &str) -> Fault {
+        let known: Vec<_> = self.keys().map(|key| key.name).collect();
+        let fix = match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("the known keys are {}", known.join(", ")),
+        };
+        Fault::new(join(path, name), "unknown key", fix).at_key()
+    }
+}
+
+impl RetiredKey {
+    /// The warning for a file that has the key.
+    pub(crate) fn warning(&self) -> String {
+        let Self { name, since, now } = self;
+        format!("{name} has no effect since version {since}: {now}; remove the line")
+    }
+}
+
+/// The text without backticks around single words.
+fn without_ticks(text: &str) -> String {
+    let mut plain = String::new();
+    let mut parts = text.split('`');
+    plain.push_str(parts.next().unwrap_or_default());
+    while let Some(quoted) = parts.next() {
+        let tick = if quoted.contains(' ') { "`" } else { "" };
+        plain.push_str(&format!("{tick}{quoted}{tick}"));
+        plain.push_str(parts.next().unwrap_or_default());
+    }
+    plain
+}
 
 impl Rule {
     /// The fix, starting with the verb.
@@ -432,182 +646,13 @@ fn alternatives(items: impl Iterator<Item = String>) -> String {
     }
 }
 
-pub(crate) fn check_name(text: &str) -> Result<(), String> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if text.is_empty() {
-        return Err("empty".to_owned());
-    }
-    if let Some(bad) = text.chars().find(|c| !allowed(*c)) {
-        return Err(format!("{bad:?} is not allowed in a name"));
-    }
-    if text.starts_with(['.', '-']) {
-        return Err(format!("starts with {:?}", &text[..1]));
-    }
-    if text.len() > NAME_BYTES {
-        return Err(format!("{} characters, the limit is {NAME_BYTES}", text.len()));
-    }
-    Ok(())
-}
-
-fn check_socket_address(text: &str) -> Result<(), String> {
-    match text.parse::<SocketAddr>() {
-        Ok(address) if address.port() == 0 => Err("no port".to_owned()),
-        Ok(_) => Ok(()),
-        Err(_) => Err("not an address in numbers with a port".to_owned()),
-    }
-}
-
-/// Checks only the rules that hold for every provider. The provider checks the rest.
-fn check_address(text: &str) -> Result<(), String> {
-    let (scheme, host) = text.split_once("://").unwrap_or(("rdma", text));
-    if text.is_empty() {
-        return Err("empty".to_owned());
-    }
-    let lower = scheme.to_ascii_lowercase();
-    if lower != scheme && matches!(lower.as_str(), "rdma" | "tcp") {
-        return Err(format!("the scheme {scheme:?} is in upper case, schemes are in lower case"));
-    }
-    if !matches!(scheme, "rdma" | "tcp") {
-        return Err(format!("unknown scheme {scheme:?}, the schemes are rdma and tcp"));
-    }
-    if host.ends_with('/') {
-        return Err("a `/` follows, remove it".to_owned());
-    }
-    if host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
-        return Err("the host is not a name or an IP address".to_owned());
-    }
-    if host.is_empty() || host == "[]" || (host.starts_with(':') && !host.starts_with("::")) {
-        return Err("no host".to_owned());
-    }
-    let ip = host.strip_prefix('[').and_then(|inner| inner.split(']').next()).unwrap_or(host);
-    if ip.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local()) {
-        return Err(format!("a link-local address needs its interface, such as \"[{ip}%eth0]\""));
-    }
-    let port = match host.strip_prefix('[') {
-        Some(inner) => match inner.split_once(']') {
-            None => return Err("`[` without `]`".to_owned()),
-            Some((_, "")) => None,
-            Some((_, after)) => Some(after.strip_prefix(':').ok_or("text after `]`")?),
-        },
-        // More than one colon: an IPv6 address without a port.
-        None if host.matches(':').count() > 1 => None,
-        None => host.split_once(':').map(|(_, port)| port),
-    };
-    match port.map(str::parse::<u16>) {
-        None | Some(Ok(1..)) => Ok(()),
-        _ => Err("the port is not a number from 1 to 65535".to_owned()),
-    }
-}
-
-fn check_path(text: &str) -> Result<(), String> {
-    if text.is_empty() {
-        return Err("empty".to_owned());
-    }
-    if text.contains('\0') {
-        return Err("contains a NUL character".to_owned());
-    }
-    if !text.starts_with('/') {
-        return Err("not absolute".to_owned());
-    }
-    Ok(())
-}
-
-fn check_key_file(text: &str) -> Result<(), String> {
-    match text.strip_prefix(CREDENTIAL) {
-        Some(name) => check_name(name),
-        None => check_path(text),
-    }
-}
-
-fn check_socket(text: &str) -> Result<(), String> {
-    check_path(text)?;
-    match text.len() {
-        0..=107 => Ok(()),
-        len => Err(format!("{len} bytes, a socket address holds 107")),
-    }
-}
-
-/// The candidate that was probably meant, if one is close.
-pub(crate) fn nearest<'a>(
-    word: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
-    let word = word.to_ascii_lowercase().replace('-', "_");
-    candidates
-        .map(|candidate| (distance(&word, candidate), candidate))
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
-}
-
-/// Edits (insert, delete, replace, swap of neighbours) between two words.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<_>, Vec<_>) = (a.chars().collect(), b.chars().collect());
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut best = replaced.min(last[j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(before[j - 2] + 1);
-            }
-            row.push(best);
-        }
-        before = std::mem::replace(&mut last, row);
-    }
-    last[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn distances() {
-        for (a, b, edits) in [
-            ("", "", 0),
-            ("", "abc", 3),
-            ("spin", "spin", 0),
-            ("areans", "arena", 2),
-            ("sipn", "spin", 1),
-        ] {
-            assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
-        }
-        assert_eq!(nearest("max-io", ["max_io", "spin"].into_iter()), Some("max_io"));
-        assert_eq!(nearest("MAX_OI", ["max_io", "spin"].into_iter()), Some("max_io"));
-        assert_eq!(nearest("colour", ["max_io", "spin"].into_iter()), None);
-    }
-
-    #[test]
-    fn addresses() {
-        for good in [
-            "rdma://0.0.0.0:7720",
-            "tcp://[::]:7721",
-            "rdma://fd00::7",
-            "rdma://::1",
-            "store1",
-            "store1:9000",
-            "tcp://[fe80::1%eth0]:99",
-        ] {
-            assert_eq!(check_address(good), Ok(()), "{good}");
-        }
-        for bad in
-            ["", "rdma://", "tcp://:7721", "http://x", "a b", "rdma://a/b", "rdma://[]", "://x"]
-                .into_iter()
-                .chain(["x:0", "tcp://x:65536", "x:", "x:y", "[::1", "[::1]9", "tcp://[::1]:y"])
-        {
-            assert!(check_address(bad).is_err(), "{bad}");
-        }
-        for (slip, named) in [
-            ("TCP://store1", "the scheme \"TCP\" is in upper case"),
-            ("tcp://store1:7721/", "a `/` follows, remove it"),
-            ("tcp://[fe80::1]:7721", "needs its interface, such as \"[fe80::1%eth0]\""),
-            ("fe80::1", "needs its interface"),
-        ] {
-            let said = check_address(slip).unwrap_err();
-            assert!(said.contains(named), "{slip}: {said}");
-        }
+    fn backticks_stay_around_commands() {
+        let text = "see `max_io`, and `rblk-target key new`.";
+        assert_eq!(without_ticks(text), "see max_io, and `rblk-target key new`.");
     }
 }

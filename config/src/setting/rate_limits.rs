@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
 use crate::schema::flag_layer::Flagged;
-use crate::schema::key_table::{Key, Schema, key_table};
+use crate::schema::key_table::key_table;
+use crate::schema::rule::{Key, Schema};
 use crate::schema::rule::{Rule, join};
 use crate::units::{ByteSize, ByteSizeError};
 

@@ -1,6 +1,7 @@
 //! [`TransportKeys`]: the keys that both ends of a connection have.
 
-use crate::schema::key_table::{Key, key_table};
+use crate::schema::key_table::key_table;
+use crate::schema::rule::Key;
 use crate::schema::rule::Rule;
 use crate::setting::connection_protection::Encrypt;
 use crate::setting::spin_key::Spin;

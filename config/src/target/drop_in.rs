@@ -20,8 +20,9 @@ use toml::{Table, Value};
 use crate::error::ConfigError;
 use crate::host_config::{HOST_KEYS, HostConfig};
 use crate::schema::document::{Document, Draft, drop_ins_of};
-use crate::schema::key_table::{Key, Schema};
-use crate::schema::rule::{Rule, check_name};
+use crate::schema::rule::Rule;
+use crate::schema::rule::{Key, Schema};
+use crate::schema::text_rules::check_name;
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 use crate::{Exit, TargetConfig};
 

@@ -18,8 +18,10 @@ use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
 use crate::schema::document::{Document, Draft, Sites, lay_with_drop_ins};
 use crate::schema::faults::judge;
 use crate::schema::flag_layer::{FlagLayer, Flagged};
-use crate::schema::key_table::{Key, Schema, key_table};
-use crate::schema::rule::{ADDRESS, DIRECTORY, KEY_FILE, NAME, Rule, SOCKET, SOCKET_ADDRESS};
+use crate::schema::key_table::{key_table, key_values};
+use crate::schema::rule::Rule;
+use crate::schema::rule::{Key, Schema};
+use crate::schema::text_rules::{ADDRESS, DIRECTORY, KEY_FILE, NAME, SOCKET, SOCKET_ADDRESS};
 use crate::schema::word::words;
 use crate::setting::connection_protection::{Auth, Encrypt, is_loopback};
 use crate::setting::transport_keys::{TRANSPORT_KEYS, TransportKeys};
@@ -200,6 +202,8 @@ pub enum HugePages {
     /// Huge pages. The target does not start without them.
     Required,
 }
+
+key_values!(HugePages);
 
 words!(HugePages, { Auto = "auto", Never = "never", Required = "required" });
 

@@ -9,8 +9,10 @@ use rblk_protocol::limits::{IO_MAX_BYTES, VOLUME_MAX_BYTES};
 
 use crate::error::{ConfigError, Fault};
 use crate::schema::flag_layer::Flagged;
-use crate::schema::key_table::{Key, Schema, key_table};
-use crate::schema::rule::{NAME, PATH, Rule, join};
+use crate::schema::key_table::{key_table, key_values};
+use crate::schema::rule::{Key, Schema};
+use crate::schema::rule::{Rule, join};
+use crate::schema::text_rules::{NAME, PATH};
 use crate::schema::word::words;
 use crate::setting::rate_limits::{LIMIT_KEYS, Limits};
 use crate::units::ByteSize;
@@ -125,6 +127,8 @@ pub enum DirectIo {
     /// Never: I/O goes through the page cache.
     Off,
 }
+
+key_values!(StoreKind, DirectIo);
 
 /// The work of the target's block cache for a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

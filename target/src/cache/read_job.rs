@@ -26,7 +26,7 @@ use crate::volume::timing::Spent;
 
 /// Blocks of a large read, at least.
 const LARGE: usize = 8;
-/// Runs of memory in which a large read may find its blocks: one WRITE gathers as many and a trailer.
+/// Runs of memory in which a large read may find its blocks: one WRITE gathers these and a trailer.
 const PIECES: usize = 3;
 /// A longer read may find its blocks in more runs: one for so many blocks.
 const PIECE_BLOCKS: usize = 16;

@@ -248,7 +248,7 @@ impl Arena {
         self.extents -= 1;
     }
 
-    /// Turns an extent into parts of `len` bytes, a power of two, which [`Self::release_part`] takes
+    /// Turns an extent into parts of `len` bytes, a power of two. [`Self::release_part`] takes them
     /// back one by one, in any order. Returns the offset of the first.
     #[expect(clippy::needless_pass_by_value, reason = "the extent ends here")]
     pub(crate) fn parts_of_extent(&mut self, extent: Extent, len: u32) -> usize {

@@ -445,8 +445,9 @@ db1      192.0.2.2:55039      5  -     no           7       0  vol0
         }];
         busy.sessions[0].fenced = true;
         let text = status(&busy, false);
-        assert!(text.contains("WARN  insecure: everybody"), "{text}");
-        let down = "WARN  nobody can connect by rdma://192.0.2.1:7720, for 12s: rdma_listen failed";
+        assert!(text.contains("WARN  insecure: any host"), "{text}");
+        let down =
+            "WARN  no host can connect by rdma://192.0.2.1:7720, for 12s: rdma_listen failed";
         assert!(text.contains(down), "{text}");
         assert!(text.contains("WARN  the session of db1 is fenced"), "{text}");
     }

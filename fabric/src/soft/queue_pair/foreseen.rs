@@ -111,7 +111,7 @@ impl Foreseen {
         &headers[at * HEADER..][..HEADER]
     }
 
-    /// The header of the response at `at` and the bytes behind it, if what arrived is that response.
+    /// The header of the response at `at` and the bytes behind it, if that response arrived.
     pub(super) fn header(&self, at: usize) -> Option<(FrameHeader, usize)> {
         let read = &self.reads[at];
         let header = FrameHeader::decode(self.header_bytes(at).first_chunk()?).ok()?;

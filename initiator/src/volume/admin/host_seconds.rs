@@ -1,9 +1,9 @@
 //! [`HostSeconds`]: whole seconds of the clock that all processes of a host have in common. Pure.
 //!
-//! Each mount is a process with a heart-beat of its own. Heart-beats that fall on whole seconds fall
+//! Each mount is a process with a heart-beat of its own. Heart-beats on whole seconds fall
 //! together: the host wakes once for many mounts, and their target serves many heart-beats in one
-//! turn. Mounts of different hosts do not fall together, because the monotonic clock counts from the
-//! boot of the host.
+//! turn. Mounts of different hosts do not fall together, because the monotonic clock counts from
+//! the boot of the host.
 
 use std::time::{Duration, Instant};
 

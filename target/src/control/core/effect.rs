@@ -72,7 +72,8 @@ pub enum Effect {
     /// Tell every poll group.
     All(Notice),
     /// Make the record durable, in the order of these effects, and then call
-    /// [`persisted`](super::Core::persisted), now or later. No peer hears of anything that the next run must know before that call.
+    /// [`persisted`](super::Core::persisted), now or later. Before that call, no peer hears of
+    /// anything that the next run must know.
     Persist {
         /// To name in that call.
         ticket: Ticket,
