@@ -109,7 +109,7 @@ fn script(programs: &Path) -> String {
 fn the_guide_has_the_blocks_of_the_script() {
     let script = script(Path::new("/programs"));
     for part in [
-        "install -m 644 config/units/*.service /etc/systemd/system/",
+        "install -m 644 packaging/system/*.service /etc/systemd/system/",
         "file /etc/rblk/target.toml",
         "chown rblk",
         "rblk-target host add client1 --key @HOST_KEY@",
