@@ -156,8 +156,10 @@ impl fmt::Display for Fault {
             write!(f, "{site}: ")?;
         }
         match (&self.flag, &self.value) {
-            (Some(flag), Some(value)) => write!(f, "{flag} {}", value.trim_matches('"'))?,
+            // A flag without a value sets its key to `true`.
             (Some(flag), None) => write!(f, "{flag}")?,
+            (Some(flag), Some(value)) if value == "true" => write!(f, "{flag}")?,
+            (Some(flag), Some(value)) => write!(f, "{flag} {}", value.trim_matches('"'))?,
             (None, value) => {
                 // A quoted key may have any character, and terminals and logs show messages.
                 write!(f, "{}", self.key.escape_debug())?;

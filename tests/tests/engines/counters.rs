@@ -196,18 +196,13 @@ fn requests_of_a_lost_connection_are_not_in_flight() {
     assert!(read.queue.sum_us() > 0, "they waited for a path: {read:?}");
 }
 
-/// A volume with its first MiB in the cache, block by block, so that no two neighbours are one run.
-/// A READ of it takes more WRITEs than a connection of this depth has credits for. The wire is
-/// slow.
-fn in_pieces(groups: usize) -> (Bed, QueueId) {
-    let options = RigOptions { groups, ..RigOptions::default() };
+/// A volume with its first MiB in the cache, and a connection whose memory for copies, as a device
+/// with iWARP needs them, has room for half of the reads that the queue can send. The wire is slow.
+fn with_little_copy_room(groups: usize) -> (Bed, QueueId) {
+    let options = RigOptions { groups, iwarp: true, ..RigOptions::default() };
     let mut bed = Bed::with_cache(&options, CacheMode::WriteThrough);
-    let queue = bed.queue(STORE, QueueOptions { depth: 4, ..QueueOptions::default() });
-    for first in [0, 1] {
-        for block in (first..256).step_by(2) {
-            assert_eq!(bed.io(queue, IoOp::Write, block * BLOCK, BLOCK), 4096);
-        }
-    }
+    let queue = bed.queue(STORE, QueueOptions { depth: 16, ..QueueOptions::default() });
+    assert_eq!(bed.io(queue, IoOp::Write, 0, 1 << 20), 1 << 20);
     let conditions = Conditions { buffer: 16 << 10, ..Conditions::default() };
     bed.rig.network().set_conditions(conditions);
     (bed, queue)
@@ -215,26 +210,27 @@ fn in_pieces(groups: usize) -> (Bed, QueueId) {
 
 #[test]
 fn a_read_that_waits_behind_others_waits_for_credits() {
-    let (mut bed, queue) = in_pieces(1);
-    bed.submit(queue, 0, IoOp::Read, 0, 1 << 20);
-    bed.submit(queue, 1, IoOp::Read, 0, BLOCK);
-    bed.outcomes(2);
+    let (mut bed, queue) = with_little_copy_room(1);
+    (0..15).for_each(|tag| bed.submit(queue, tag, IoOp::Read, 0, 1 << 20));
+    bed.submit(queue, 15, IoOp::Read, 0, BLOCK);
+    bed.outcomes(16);
     assert!(bed.rig.target_counts().send_credit_waits > 0);
     let times = bed.rig.volume_times(STORE).read;
-    assert_eq!(times.total.count(), 2);
+    assert_eq!(times.total.count(), 16);
     assert!(times.answer.sum_us() > 0, "{times:?}");
-    assert_eq!((times.cache.sum_us(), times.store.sum_us()), (0, 0), "{times:?}");
+    assert_eq!(times.store.sum_us(), 0, "{times:?}");
 }
 
 #[test]
 fn a_read_without_credits_waits_for_the_store_until_all_of_it_is_there() {
-    let (mut bed, queue) = in_pieces(2);
+    let (mut bed, queue) = with_little_copy_room(2);
     let conditions =
         StoreConditions { delay_min: 20_000, delay_max: 20_000, ..StoreConditions::default() };
     bed.rig.groups_mut().for_each(|group| group.store_mut().set_conditions(conditions));
     // All blocks but the last are in the cache, but there are no credits for them.
-    bed.submit(queue, 0, IoOp::Read, BLOCK, 1 << 20);
-    bed.outcomes(1);
+    (0..15).for_each(|tag| bed.submit(queue, tag, IoOp::Read, 0, 1 << 20));
+    bed.submit(queue, 15, IoOp::Read, BLOCK, 1 << 20);
+    bed.outcomes(16);
     assert!(bed.rig.target_counts().send_credit_waits > 0);
     let times = bed.rig.volume_times(STORE).read;
     assert!(times.store.sum_us() > 150_000 && times.answer.sum_us() < 50_000, "{times:?}");

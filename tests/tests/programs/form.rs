@@ -272,7 +272,7 @@ fn exit_codes_tell_a_script_whether_an_object_exists() {
     for line in [
         "volume remove w",
         "volume remove w --drain",
-        "volume set w --iops 9",
+        "volume set w --iops 10",
         "volume resize w 2MiB",
         "volume snapshot w",
         "host remove w",

@@ -393,7 +393,7 @@ fn a_target_that_others_reach_needs_a_key() {
     let ended = serve(&[&open[..], &["--auth", "none"]].concat());
     assert_refused(&ended, 2, &["everybody who reaches tcp://0.0.0.0:1", "`rblk-target key new`"]);
     let ended = serve(&[&open[..], &["--auth", "required", "--insecure"]].concat());
-    assert_refused(&ended, 2, &["insecure = true", "remove insecure or auth"]);
+    assert_refused(&ended, 2, &["--insecure: auth = \"required\"", "remove insecure or auth"]);
     let key = bed.key("rblk-initiator", "1.key");
     let ended = serve(&[&open[..], &["--host", "db1"]].concat());
     assert_refused(&ended, 2, &["--host db1", "write --host NAME=KEY"]);
