@@ -155,7 +155,7 @@ pub enum Command {
         /// The target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Show every counter, too.
+        /// Show more counters; -o json shows all.
         #[arg(short, long)]
         verbose: bool,
     },
