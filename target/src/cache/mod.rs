@@ -2,10 +2,11 @@
 //!
 //! A poll group owns one [`Shard`]: a part of the arena, the store's ring, and every stripe of
 //! [`STRIPE_BYTES`] of every volume that [`shard_of`] gives it. A poll group that serves a command
-//! sends a [`ShardRequest`] to each shard that has a part of the range, its own or another group's.
-//! The answer is a [`ShardReply`]. Poll groups share nothing else, so there is nothing to lock.
-//! Memory that a shard lends ([`Segments`]) is in the one arena that is registered with every
-//! device, so the poll group that serves the command moves data straight to and from it.
+//! calls its own shard, and sends a [`ShardRequest`] to each other shard that has a part of the
+//! range. The answer is a [`ShardReply`]. Shards share no table, so the cache has no lock; the
+//! stores of one backing share its syncs ([`crate::store`]). Memory that a shard lends
+//! ([`Segments`]) is in the one arena that is registered with every device, so the poll group that
+//! serves the command moves data straight to and from it.
 //!
 //! ```text
 //! poll group A: command --> ask shard B: Read ----------------> look up, pin (or fill, then pin)

@@ -4,22 +4,22 @@
 //! One owner, no locks, no clock of its own, no allocation per I/O. A turn takes mail, reaps every
 //! CQ, the other poll groups' messages and the store, moves requests forward, then posts: one list
 //! of RECVs and one list of send WRs per connection. The poll group of a connection serves its
-//! commands; memory and store belong to a [`Shard`], of this group or another, and are always asked
-//! for by messages. The thread around it ([`group_thread`]) sleeps and wakes; tests and simulations
-//! call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
+//! commands; memory and store belong to a [`Shard`]. Its own shard it calls, and the shards of other
+//! groups it asks by messages. The thread around it ([`group_thread`]) sleeps and wakes; tests and
+//! simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
 //!
 //! The way of a command. Each module is entered once on the way down and once on the way up:
 //!
 //! ```text
-//! down: mod (reap) -> completion -> block -> read | write | change -> shard
+//! down: mod (reap) -> completion -> block -> read | write | without_data -> shard
 //!                                 '> admin -> control
-//! up:   mod (reap, deliver) -> completion | reply -> read | write | change -> respond
+//! up:   mod (reap, deliver) -> completion | reply -> read | write | without_data -> respond
 //! post: mod (post), at the end of the turn
 //! ```
 //!
 //! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard. The
 //! functions below it take `(&mut Connection, &mut GroupState)`. The states of a command are in
-//! `request.rs`; a violation of a rule returns as a value and ends the connection.
+//! `data/request/mod.rs`; a violation of a rule returns as a value and ends the connection.
 //!
 //! Order of a command's memory: memory is released only when no device and no store may touch it.
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
