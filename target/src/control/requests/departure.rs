@@ -347,7 +347,7 @@ pub(in crate::control) async fn upgrade(
     program: PathBuf,
     force: bool,
 ) -> Response {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let Some(before) = asked(requests, |reply| ToControl::MayUpgrade(force, reply)).await else {
         return stopping();
     };

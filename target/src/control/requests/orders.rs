@@ -31,7 +31,7 @@ pub(in crate::control) async fn add(
     reread: &Reread,
     volume: VolumeConfig,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let name = volume.name.clone();
     // Before its store is opened: this target may hold it.
     if running(requests, &name).await.is_ok() {
@@ -51,7 +51,7 @@ pub(in crate::control) async fn remove(
     name: String,
     force: bool,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     sound(requests, VolumeChange::Remove { name, which: None, force }).await
 }
 
@@ -63,7 +63,7 @@ pub(in crate::control) async fn resize(
     size: Option<ByteSize>,
     shrink: bool,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     sound(requests, VolumeChange::Resize { name, size, shrink }).await
 }
 
@@ -74,7 +74,7 @@ pub(in crate::control) async fn set(
     name: String,
     wish: VolumeEdit,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let config = wish.on(&running(requests, &name).await?);
     sound(requests, VolumeChange::Become(config)).await
 }
@@ -109,8 +109,8 @@ pub(in crate::control) async fn remove_when_unused(
             if let Some(failure) = failure {
                 break Response::Error(failure);
             }
-            let _turn = tokio::select! {
-                turn = reread.turn() => turn,
+            let _lock = tokio::select! {
+                lock = reread.lock_changes() => lock,
                 _ = &mut gone => break given_up(),
             };
             let removal = VolumeChange::Remove { name: name.clone(), which, force: false };

@@ -53,7 +53,7 @@ pub(in crate::control) async fn limit_host(
     name: String,
     limits: LimitsWish,
 ) -> Result<HostConfig, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let answer = asked(requests, |reply| ToControl::LimitHost(name, limits, reply)).await;
     answer.unwrap_or_else(|| Err(STOPPING.into()))
 }
@@ -77,7 +77,7 @@ pub(crate) async fn everything(
     reread: &Arc<Reread>,
     dry_run: bool,
 ) -> Result<ReloadReport, String> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let nothing = |error: String| format!("nothing was reloaded: {error}");
     let (config, reading) = reread.read().await.map_err(nothing)?;
     let running = asked(requests, ToControl::Running).await;
@@ -295,7 +295,7 @@ mod tests {
         runtime.block_on(async {
             let (requests, mut orders) = mpsc::channel(1);
             let reread = reread();
-            let _turn = reread.turn().await;
+            let _lock = reread.lock_changes().await;
             for time in 1..=2 {
                 let control = async {
                     let Some(ToControl::Hosts(read, reading, reply)) = orders.recv().await else {

@@ -31,7 +31,7 @@ pub(in crate::control) async fn take(
     path: Option<PathBuf>,
 ) -> Result<VolumeReport, Refusal> {
     // One change at a time.
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let running = asked(requests, ToControl::Running).await.ok_or("the target is stopping")?;
     let config = config_of(&running, name, new_name, path)?;
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {

@@ -4,7 +4,7 @@ use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
 use crate::data::connection::{Connection, SCRATCH_BYTES};
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::group_state::GroupState;
 use crate::store::Store;
 
 /// Bytes of a proof READ. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a shortcut
@@ -33,7 +33,7 @@ pub(in crate::data::poll_group) fn ask_if_much(connection: &mut Connection) {
 #[inline]
 pub(in crate::data::poll_group) fn completed<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     is_read: bool,
 ) {
     let proven = connection.send_completed(is_read);
@@ -42,7 +42,7 @@ pub(in crate::data::poll_group) fn completed<S: Store>(
     let Some(proven) = proven else { return };
     let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { proven };
     while let Some((shard, memory)) = connection.unpin(position) {
-        turn.release(wide(shard), memory);
+        group.release(wide(shard), memory);
     }
 }
 

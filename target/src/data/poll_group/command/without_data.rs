@@ -18,14 +18,14 @@ use crate::cache::ShardRequest;
 use crate::cache::shard_messages::Changed;
 use crate::data::connection::Connection;
 use crate::data::parts::PartIndex;
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::{Action, CommandOutcome, RequestEvent, Span};
 use crate::store::{OpKind, Store};
 
 /// Makes every shard hand its dirty blocks to the store; then the store is synced ([`sync`]).
 pub(in crate::data::poll_group) fn flush<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
     connection.release_data(tag);
@@ -33,42 +33,42 @@ pub(in crate::data::poll_group) fn flush<S: Store>(
     let volume = request.span().volume;
     let _ = request.step(RequestEvent::FlushBegan);
     let shards = if Mutation::FlushScopeShard.is_on() {
-        turn.group..turn.group + 1
+        group.index..group.index + 1
     } else {
-        0..turn.groups()
+        0..group.groups()
     };
-    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let from = group.token(connection, tag, PartIndex::FIRST);
     for shard in shards {
-        turn.ask(connection, tag, shard, ShardRequest::Flush { from, volume });
+        group.ask(connection, tag, shard, ShardRequest::Flush { from, volume });
     }
 }
 
 /// Makes the store's data durable, where no shard has dirty blocks.
 pub(in crate::data::poll_group) fn sync_now<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
     connection.release_data(tag);
     let _ = connection.request_mut(tag).step(RequestEvent::SyncBegan);
-    sync(connection, turn, tag);
+    sync(connection, group, tag);
 }
 
 /// Makes the store's data durable.
 pub(in crate::data::poll_group) fn sync<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
-    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let from = group.token(connection, tag, PartIndex::FIRST);
     let volume = connection.request(tag).span().volume;
-    turn.ask(connection, tag, turn.group, ShardRequest::Sync { from, volume });
+    group.ask(connection, tag, group.index, ShardRequest::Sync { from, volume });
 }
 
 /// Starts a discard or zeroing, by the `shard` that has the whole range, or by all shards together.
 pub(in crate::data::poll_group) fn start<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     kind: OpKind,
     shard: Option<usize>,
@@ -77,28 +77,28 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     let request = connection.request_mut(tag);
     let Some(shard) = shard else {
         let _ = request.step(RequestEvent::HoldsBegan);
-        return hold(connection, turn, tag, 0);
+        return hold(connection, group, tag, 0);
     };
     let volume = request.span().volume;
     let _ = request.step(RequestEvent::ChangeBegan);
-    let from = turn.token(connection, tag, PartIndex::FIRST);
-    turn.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, held: false });
+    let from = group.token(connection, tag, PartIndex::FIRST);
+    group.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, held: false });
 }
 
 /// Holds the range at the next shard, or changes the store when every shard holds it.
 pub(in crate::data::poll_group) fn hold<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     shard: u16,
 ) {
     let request = connection.request_mut(tag);
     let Span { volume, offset, len } = request.span();
-    if wide(shard) < turn.groups() {
+    if wide(shard) < group.groups() {
         let part = PartIndex(narrow(shard));
-        let from = turn.token(connection, tag, part);
+        let from = group.token(connection, tag, part);
         let hold = ShardRequest::Hold { from, volume, offset, len };
-        return turn.ask(connection, tag, wide(shard), hold);
+        return group.ask(connection, tag, wide(shard), hold);
     }
     let _ = request.step(RequestEvent::AllHeld);
     let kind = match request.command() {
@@ -107,23 +107,23 @@ pub(in crate::data::poll_group) fn hold<S: Store>(
         }
         _ => OpKind::Discard { offset, len },
     };
-    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let from = group.token(connection, tag, PartIndex::FIRST);
     let change = ShardRequest::Change { from, volume, kind, held: true };
-    turn.ask(connection, tag, turn.group, change);
+    group.ask(connection, tag, group.index, change);
 }
 
 /// Ends the holds of a command.
 pub(in crate::data::poll_group) fn unhold<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     outcome: Changed,
 ) {
-    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let from = group.token(connection, tag, PartIndex::FIRST);
     let holds = connection.request_mut(tag).take_holds();
     for held in &holds {
         let unhold = ShardRequest::Unhold { from, job: held.job, outcome };
-        turn.ask(connection, tag, wide(held.shard), unhold);
+        group.ask(connection, tag, wide(held.shard), unhold);
     }
     connection.request_mut(tag).reuse_holds(holds);
 }
@@ -131,27 +131,27 @@ pub(in crate::data::poll_group) fn unhold<S: Store>(
 /// Zeroes a range of a memory volume, now or step by step.
 pub(in crate::data::poll_group) fn zero<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     region: Arc<Region>,
     range: Range<usize>,
 ) {
-    if turn.later.zeroing.zero_now(&region, &range) {
-        return finish(connection, turn, tag, CommandOutcome::OK);
+    if group.later.zeroing.zero_now(&region, &range) {
+        return finish(connection, group, tag, CommandOutcome::OK);
     }
     let _ = connection.request_mut(tag).step(RequestEvent::ZeroingBegan);
     connection.release_data(tag);
-    turn.later.zeroing.push((connection.id(), tag), region, range);
-    turn.rare = true;
+    group.later.zeroing.push((connection.id(), tag), region, range);
+    group.rare = true;
 }
 
 /// A range of a memory volume was zeroed.
 pub(in crate::data::poll_group) fn zeroed<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
     if let Action::Finish(status) = connection.request_mut(tag).step(RequestEvent::Zeroed) {
-        finish(connection, turn, tag, CommandOutcome::of(status));
+        finish(connection, group, tag, CommandOutcome::of(status));
     }
 }

@@ -34,7 +34,7 @@ use rblk_operate::target::group_counts::Stats;
 /// See the module.
 pub(super) struct GroupState<S> {
     /// Number of this poll group, and of its shard.
-    pub(super) group: usize,
+    pub(super) index: usize,
     /// The CQs.
     pub(super) pollers: Pollers,
     /// This group's shard of the cache.
@@ -139,13 +139,13 @@ impl<S: Store> GroupState<S> {
     /// Names a part of a command to a shard.
     #[inline]
     pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
-        token(self.group, connection, tag, part)
+        token(self.index, connection, tag, part)
     }
 
     /// Sends a request without an answer, or one with an answer that is already counted.
     #[inline]
     pub(super) fn tell(&mut self, shard: usize, request: ShardRequest) {
-        if shard == self.group {
+        if shard == self.index {
             self.shard.request(request);
         } else {
             self.peers.send(shard, PeerMail::Request(request));
@@ -167,7 +167,7 @@ impl<S: Store> GroupState<S> {
     /// Gives lent memory back to its shard.
     #[inline]
     pub(super) fn release(&mut self, shard: usize, memory: Segments) {
-        if shard == self.group {
+        if shard == self.index {
             self.shard.release(memory);
         } else {
             self.peers.send(shard, PeerMail::Request(ShardRequest::Release { memory }));
