@@ -21,7 +21,7 @@ use super::*;
 use crate::cache::{Shard, ShardOptions, Unsaved};
 use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
 use crate::data::poll_group::group_thread::{POLLERS_MAX, Tuning};
-use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::other_groups::OtherGroups;
 use crate::data::poll_group::{PollerMemory, group_thread};
 use crate::memory::arena::Arena;
 use crate::store::uring::{UringOptions, UringStore};
@@ -178,7 +178,7 @@ async fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
 
 /// Poll groups that have ended: control sends them mail, and no thread takes it.
 fn ended_groups() -> Vec<GroupHandle> {
-    let peers = Peers::connect(2).unwrap().into_iter().enumerate();
+    let peers = OtherGroups::connect(2).unwrap().into_iter().enumerate();
     let mut groups: Vec<GroupHandle> = peers
         .map(|(index, peers)| {
             let arena = Region::allocate(1 << 20, PageKind::Normal).unwrap();

@@ -42,7 +42,7 @@ use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
 use crate::daemon::process_signals::{RELOADS, Signals, StopOrdered, Stops};
 use crate::data::poll_group::group_thread::{GroupHandle, Tuning};
-use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::other_groups::OtherGroups;
 use crate::data::poll_group::{FromGroup, group_thread};
 use crate::memory::arena::Arena;
 use crate::memory::demand;
@@ -555,7 +555,7 @@ fn start_poll_groups(
     let slow_io = config.slow_io.map(Into::into);
     let stop_timeout = config.stop_timeout.into();
     let mut handles = Vec::new();
-    for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
+    for (index, others) in OtherGroups::connect(groups)?.into_iter().enumerate() {
         let range = index * share..(index + 1) * share;
         let options = UringOptions {
             volumes: places(opened.len())?,
@@ -570,7 +570,7 @@ fn start_poll_groups(
         let tuning = Tuning { cpu, spin: spin_mode(config.transport.spin), slow_io, stop_timeout };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
-        let mut handle = group_thread::start(index, shard, peers, tuning, outbox.clone())?;
+        let mut handle = group_thread::start(index, shard, others, tuning, outbox.clone())?;
         for opened in opened {
             handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
         }

@@ -19,7 +19,7 @@ use super::cq_age::CqAge;
 use super::held::HeldWrites;
 use super::lines::{Line, Lines};
 use super::over_limit::Delayed;
-use super::peers::{PeerMail, Peers};
+use super::other_groups::{GroupMail, OtherGroups};
 use super::pollers::Pollers;
 use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
@@ -40,7 +40,7 @@ pub(super) struct GroupState<S> {
     /// This group's shard of the cache.
     pub(super) shard: Shard<S>,
     /// The other poll groups.
-    pub(super) peers: Peers,
+    pub(super) others: OtherGroups,
     /// The volumes that sessions may reach.
     pub(super) access: AccessTable,
     /// Counters of this poll group.
@@ -133,7 +133,7 @@ impl<S: Store> GroupState<S> {
     /// Number of poll groups, including this one.
     #[inline]
     pub(super) fn groups(&self) -> usize {
-        self.peers.groups()
+        self.others.groups()
     }
 
     /// Names a part of a command to a shard.
@@ -148,7 +148,7 @@ impl<S: Store> GroupState<S> {
         if shard == self.index {
             self.shard.request(request);
         } else {
-            self.peers.send(shard, PeerMail::Request(request));
+            self.others.send(shard, GroupMail::Request(request));
         }
     }
 
@@ -170,7 +170,7 @@ impl<S: Store> GroupState<S> {
         if shard == self.index {
             self.shard.release(memory);
         } else {
-            self.peers.send(shard, PeerMail::Request(ShardRequest::Release { memory }));
+            self.others.send(shard, GroupMail::Request(ShardRequest::Release { memory }));
         }
     }
 

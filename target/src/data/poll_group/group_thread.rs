@@ -18,7 +18,7 @@ use rblk_runtime::spin::{Hint, SpinMode};
 use rblk_runtime::{Micros, Moment};
 use tokio::sync::mpsc;
 
-use super::peers::Peers;
+use super::other_groups::OtherGroups;
 use super::{FromGroup, PollGroup, StepTicket, ToGroup};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
 use crate::store::backing::Backing;
@@ -133,13 +133,13 @@ pub struct Tuning {
 pub fn start(
     index: usize,
     shard: Shard<UringStore>,
-    peers: Peers,
+    others: OtherGroups,
     tuning: Tuning,
     outbox: mpsc::UnboundedSender<FromGroup>,
 ) -> io::Result<GroupHandle> {
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
-    let mut group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
+    let mut group = PollGroup::new(index, shard, others, Arc::clone(&stats), Instant::now());
     if let Some(threshold) = tuning.slow_io {
         group.tell_slow_ios(threshold);
     }
@@ -214,7 +214,7 @@ impl GroupThread {
         outbox: mpsc::UnboundedSender<FromGroup>,
     ) -> io::Result<Self> {
         group.store_mut().watch(mail.event_fd(), MAIL)?;
-        if let Some(fd) = group.peers_mut().event_fd() {
+        if let Some(fd) = group.others_mut().event_fd() {
             group.store_mut().watch(fd, PEERS)?;
         }
         let now = Moment::from(Instant::now());
@@ -392,7 +392,7 @@ impl DataThread for GroupThread {
         let mail = self.mail.has_some();
         let busy = self.group.turn(now) || self.group.has_outbox();
         // The peers come last: a message sent after this call writes to our event.
-        let empty = !mail && !busy && !self.mail.has_some() && self.group.peers_mut().fall_asleep();
+        let empty = !mail && !busy && !self.mail.has_some() && self.group.others_mut().fall_asleep();
         if empty {
             return Found::Nothing;
         }
@@ -425,11 +425,11 @@ impl DataThread for GroupThread {
         self.stats.ring_enters.set(store.counters().enters);
         if sleep.is_some() {
             self.stats.sleeps.add(1);
-            self.group.peers_mut().wake_up();
+            self.group.others_mut().wake_up();
         }
         // The check of an event is a system call in each wake-up.
         if self.woken.contains(PEERS) {
-            self.group.peers_mut().clear_event();
+            self.group.others_mut().clear_event();
         }
         if self.woken.contains(MAIL) {
             self.mail.clear_event();

@@ -39,7 +39,7 @@ mod limit_waiters;
 mod lines;
 mod mail;
 mod over_limit;
-pub mod peers;
+pub mod other_groups;
 mod pollers;
 mod settles;
 pub mod slow;
@@ -52,7 +52,7 @@ use access::AccessTable;
 use command::{reply, respond, send_proof, without_data};
 use connections::Connections;
 pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
-use peers::{PeerMail, Peers};
+use other_groups::{GroupMail, OtherGroups};
 use pollers::Pollers;
 use settles::{OF_SETTLES, Settles};
 use slow::{SlowIo, SlowIos};
@@ -90,11 +90,11 @@ struct GroupStopping {
     // The other groups know that this group acknowledges nothing any more; number of groups that
     // reported this.
     said_silent: bool,
-    silent_peers: usize,
+    silent_groups: usize,
     // The other groups know that this group has no connection left; number of groups that reported
     // this.
     said_quiet: bool,
-    quiet_peers: usize,
+    quiet_groups: usize,
 }
 
 /// The engine of one data thread.
@@ -128,7 +128,7 @@ impl<S: Store> PollGroup<S> {
     pub fn new(
         index: usize,
         shard: Shard<S>,
-        peers: Peers,
+        others: OtherGroups,
         stats: Arc<Stats>,
         now: Instant,
     ) -> Self {
@@ -136,7 +136,7 @@ impl<S: Store> PollGroup<S> {
             index,
             pollers: Pollers::default(),
             shard,
-            peers,
+            others,
             access: AccessTable::default(),
             stats,
             time: TurnTime::new(now),
@@ -186,8 +186,8 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// The other poll groups.
-    pub fn peers_mut(&mut self) -> &mut Peers {
-        &mut self.state.peers
+    pub fn others_mut(&mut self) -> &mut OtherGroups {
+        &mut self.state.others
     }
 
     /// The pollers with a working CQ, with their places: for a sleep.
@@ -213,9 +213,9 @@ impl<S: Store> PollGroup<S> {
     /// refuses writes: they are retried, and [`Self::unsaved`] lists the volumes.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
-        let is_quiet = self.stopping.quiet_peers + 1 >= self.state.groups();
+        let is_quiet = self.stopping.quiet_groups + 1 >= self.state.groups();
         let over = self.stopping.began && !self.has_connections() && is_quiet;
-        if over && !self.state.peers.keeps() { self.state.shard.stopped() } else { None }
+        if over && !self.state.others.keeps() { self.state.shard.stopped() } else { None }
     }
 
     /// Volumes with acknowledged data in this shard that is not durable, or not known to be: if the
@@ -280,8 +280,8 @@ impl<S: Store> PollGroup<S> {
         let mut busy = self.reap();
         let mut waits = self.state.time.us >= self.look_at;
         if self.state.groups() > 1 {
-            busy |= self.take_peer_mail();
-            waits |= self.state.peers.keeps();
+            busy |= self.take_group_mail();
+            waits |= self.state.others.keeps();
         }
         let stored = self.state.shard.reap();
         if busy | stored | waits {
@@ -313,7 +313,7 @@ impl<S: Store> PollGroup<S> {
             busy |= self.do_rare_work();
         }
         self.post_all();
-        busy | (self.state.groups() > 1 && self.state.peers.flush())
+        busy | (self.state.groups() > 1 && self.state.others.flush())
     }
 
     /// Work waits in the shard, or may wait there since the `replies` were acted on: sets the time
@@ -480,40 +480,40 @@ impl<S: Store> PollGroup<S> {
     fn end_shard(&mut self) {
         let others = self.state.groups() - 1;
         if !std::mem::replace(&mut self.stopping.said_silent, true) {
-            self.tell_peers(|| PeerMail::Silent);
+            self.tell_others(|| GroupMail::Silent);
         }
         let is_quiet = !self.has_connections();
         if is_quiet && !std::mem::replace(&mut self.stopping.said_quiet, true) {
-            self.tell_peers(|| PeerMail::Quiet);
+            self.tell_others(|| GroupMail::Quiet);
         }
-        if self.stopping.silent_peers >= others {
+        if self.stopping.silent_groups >= others {
             self.state.shard.stop();
             self.deliver();
         }
     }
 
-    fn tell_peers(&mut self, mail: impl Fn() -> PeerMail) {
+    fn tell_others(&mut self, mail: impl Fn() -> GroupMail) {
         let own = self.state.index;
         for group in (0..self.state.groups()).filter(|group| *group != own) {
-            self.state.peers.send(group, mail());
+            self.state.others.send(group, mail());
         }
     }
 
     #[inline(never)]
-    fn take_peer_mail(&mut self) -> bool {
+    fn take_group_mail(&mut self) -> bool {
         let mut busy = false;
-        // Bounded, so that busy peers cannot starve the devices.
+        // Bounded, so that busy groups cannot starve the devices.
         for _ in 0..1024 {
-            let Some(mail) = self.state.peers.receive() else { break };
+            let Some(mail) = self.state.others.receive() else { break };
             (busy, self.state.io) = (true, true);
             match mail {
-                PeerMail::Request(request) => self.state.shard.request(request),
-                PeerMail::Reply(reply) => self.on_reply(reply),
-                PeerMail::Prove(of) => {
+                GroupMail::Request(request) => self.state.shard.request(request),
+                GroupMail::Reply(reply) => self.on_reply(reply),
+                GroupMail::ReturnMemory(of) => {
                     self.prove_tails(|shard, session| shard.gives_back(session, &of))
                 }
-                PeerMail::Silent => self.stopping.silent_peers += 1,
-                PeerMail::Quiet => self.stopping.quiet_peers += 1,
+                GroupMail::Silent => self.stopping.silent_groups += 1,
+                GroupMail::Quiet => self.stopping.quiet_groups += 1,
             }
         }
         busy
@@ -527,7 +527,7 @@ impl<S: Store> PollGroup<S> {
             if group == self.state.index {
                 self.on_reply(reply);
             } else {
-                self.state.peers.send(group, PeerMail::Reply(reply));
+                self.state.others.send(group, GroupMail::Reply(reply));
             }
         }
     }
@@ -567,7 +567,7 @@ impl<S: Store> PollGroup<S> {
             self.reminded = Some(now);
             let of = self.state.shard.seeks();
             for group in (0..self.state.groups()).filter(|group| *group != self.state.index) {
-                self.state.peers.send(group, PeerMail::Prove(of.clone()));
+                self.state.others.send(group, GroupMail::ReturnMemory(of.clone()));
             }
         }
     }
@@ -638,9 +638,9 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn publish_own(&self) {
-        let GroupState { stats, shard, pollers, peers, .. } = &self.state;
+        let GroupState { stats, shard, pollers, others, .. } = &self.state;
         stats.set_fabric(&pollers.counters());
         stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
-        stats.peer_messages.set(peers.sent());
+        stats.peer_messages.set(others.sent());
     }
 }
