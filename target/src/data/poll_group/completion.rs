@@ -10,7 +10,7 @@ use super::lines::Line;
 use super::group_state::GroupState;
 use crate::data::connection::{AdmittedCommand, Connection, Served, Violation, WrKind};
 use crate::data::poll_group::command::respond::finish;
-use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
+use crate::data::poll_group::command::{admin, block, reply, send_barrier, write};
 use crate::data::request::{CommandOutcome, Request};
 use crate::store::Store;
 
@@ -130,13 +130,13 @@ fn on_success<S: Store>(
             write::on_read(connection, group, tag, part)?;
             true
         }
-        WrKind::Proof => {
-            send_proof::done(connection);
+        WrKind::Barrier => {
+            send_barrier::done(connection);
             true
         }
         WrKind::Answer(_) | WrKind::WriteData(_) | WrKind::Recv(_) => false,
     };
-    send_proof::completed(connection, group, is_read);
+    send_barrier::completed(connection, group, is_read);
     reply::on_credits(connection, group)
 }
 

@@ -155,7 +155,7 @@ impl<S: Store> PollGroup<S> {
             group.told.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
             return;
         };
-        let sends_prove = entry.poller.caps().transport != Transport::Iwarp;
+        let sends_free = entry.poller.caps().transport != Transport::Iwarp;
         let qp = match entry.poller.attach(connection) {
             Ok(qp) => qp,
             Err(error) => {
@@ -175,7 +175,7 @@ impl<S: Store> PollGroup<S> {
         let arena = entry.memory.as_ref().map(|memory| &memory.arena);
         let arena = arena.filter(|_| group.access.writes_to_store(session));
         let landing = arena.and_then(|arena| landing_of(&params, &mut group.shard, arena));
-        let mut connection = Connection::new(place, params, landing, sends_prove, group.time.now);
+        let mut connection = Connection::new(place, params, landing, sends_free, group.time.now);
         let posted = entry.poller.post_recvs(qp, connection.posts().0);
         connection.posted();
         let accepted = posted

@@ -49,7 +49,7 @@ mod group_state;
 mod zeroing;
 
 use access::AccessTable;
-use command::{reply, respond, send_proof, without_data};
+use command::{reply, respond, send_barrier, without_data};
 use connections::Connections;
 pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
 use other_groups::{GroupMail, OtherGroups};
@@ -75,7 +75,7 @@ use crate::volume::limits::Ticks;
 use rblk_operate::target::group_counts::Stats;
 
 /// Interval at which other groups are reminded that a shard is short of memory.
-const PROVE_INTERVAL: Duration = Duration::from_millis(1);
+const REMIND_INTERVAL: Duration = Duration::from_millis(1);
 /// A time later than any turn.
 const NEVER: Micros = Micros::new(u64::MAX);
 /// Most completions of one poll.
@@ -510,7 +510,7 @@ impl<S: Store> PollGroup<S> {
                 GroupMail::Request(request) => self.state.shard.request(request),
                 GroupMail::Reply(reply) => self.on_reply(reply),
                 GroupMail::ReturnMemory(of) => {
-                    self.prove_tails(|shard, session| shard.gives_back(session, &of))
+                    self.return_memory(|shard, session| shard.gives_back(session, &of))
                 }
                 GroupMail::Silent => self.stopping.silent_groups += 1,
                 GroupMail::Quiet => self.stopping.quiet_groups += 1,
@@ -560,9 +560,9 @@ impl<S: Store> PollGroup<S> {
     /// The shard is short of memory: every poll group that sent from it makes the memory come back.
     #[cold]
     fn seek_memory(&mut self) {
-        self.prove_tails(Shard::seeks_from);
+        self.return_memory(Shard::seeks_from);
         let now = self.state.time.now;
-        let due = |at| now.saturating_duration_since(at) >= PROVE_INTERVAL;
+        let due = |at| now.saturating_duration_since(at) >= REMIND_INTERVAL;
         if self.state.groups() > 1 && self.reminded.is_none_or(due) {
             self.reminded = Some(now);
             let of = self.state.shard.seeks();
@@ -573,12 +573,12 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Memory is short: connections of the sessions `chosen` may hold some behind unsignaled WRs.
-    fn prove_tails(&mut self, chosen: impl Fn(&Shard<S>, SessionIndex) -> bool) {
+    fn return_memory(&mut self, chosen: impl Fn(&Shard<S>, SessionIndex) -> bool) {
         for index in 0..self.connections.places() {
             let session = self.connections.at(index).map(|connection| connection.params().session);
             if session.is_some_and(|session| chosen(&self.state.shard, session)) {
                 self.serve(index, |connection, _| {
-                    send_proof::ask(connection);
+                    send_barrier::ask(connection);
                     Ok(())
                 });
             }

@@ -15,7 +15,7 @@ use super::respond::{finish, memory_volume, read_answered};
 use crate::cache::{Hit, STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::parts::{Part, PartIndex, PartState};
-use crate::data::poll_group::command::{counting, send_proof};
+use crate::data::poll_group::command::{counting, send_barrier};
 use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::{Action, CommandOutcome, PartEvent, RequestEvent, Span};
 use crate::store::{Segment, Store};
@@ -132,7 +132,7 @@ fn send_whole<S: Store>(
         };
         connection.pin(at, narrow(group.index), memory, buffer.length);
         read_answered(connection, group, (tag, sequence), true);
-        send_proof::ask_if_much(connection);
+        send_barrier::ask_if_much(connection);
         return Ok(());
     }
     send_as_part(connection, group, tag, memory)
@@ -299,7 +299,7 @@ pub(in crate::data::poll_group) fn continue_parts<S: Store>(
     tag: Tag,
 ) -> Served {
     while send_part(connection, group, tag)? {}
-    send_proof::ask_if_much(connection);
+    send_barrier::ask_if_much(connection);
     let request = connection.request(tag);
     if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
         let status = request.outcome().status;

@@ -11,7 +11,7 @@ use rblk_protocol::{Immediate, Opcode, ResponseCapsule, Sequence, Status, Tag};
 
 use crate::data::connection::{Bounce, Connection};
 use crate::data::poll_group::PollerMemory;
-use crate::data::poll_group::command::{counting, send_proof};
+use crate::data::poll_group::command::{counting, send_barrier};
 use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
@@ -130,7 +130,7 @@ fn copy_out<S: Store>(
         group.stats.send_credit_waits.add(1);
         connection.request_mut(tag).timing().awaits_credits(group.time.us);
         connection.sends_mut().keep_waiting_first(tag);
-        send_proof::ask_if_much(connection);
+        send_barrier::ask_if_much(connection);
         return false;
     }
     let Some((to, at)) = connection.bounce().and_then(Bounce::prepared) else { return true };
