@@ -298,20 +298,20 @@ impl<S: Store> Shard<S> {
                 self.write_backs.flush(&mut self.core, Some(from), volume);
             }
             ShardRequest::Sync { from, volume } => self.sync(Some(from), volume),
-            ShardRequest::Change { from, volume, kind, held } => {
+            ShardRequest::Change { from, volume, kind, locked } => {
                 let (offset, len) = kind.range();
                 let job = self.core.start(JobKind::Change(kind), Some(from), volume, offset, len);
-                if held || self.core.volumes.mode(volume) == CacheMode::None {
+                if locked || self.core.volumes.mode(volume) == CacheMode::None {
                     change::submit(&mut self.core, job);
                 } else {
                     self.enter(job);
                 }
             }
-            ShardRequest::Hold { from, volume, offset, len } => {
-                let job = self.core.start(JobKind::Hold, Some(from), volume, offset, len);
+            ShardRequest::LockRange { from, volume, offset, len } => {
+                let job = self.core.start(JobKind::LockRange, Some(from), volume, offset, len);
                 self.enter(job);
             }
-            ShardRequest::Unhold { from, job, outcome } => {
+            ShardRequest::UnlockRange { from, job, outcome } => {
                 if let Some(job) = self.find(job) {
                     change::changed(&mut self.core, &mut self.write_backs, job, outcome);
                     self.core.end(job);
@@ -536,7 +536,7 @@ impl<S: Store> Shard<S> {
             JobKind::Change(_) => change::finish(core, write_backs, job),
             JobKind::WriteBack { .. } => write_backs.finish(core, job),
             JobKind::Sync => core.finish(job),
-            kind @ (JobKind::Free | JobKind::Reserve | JobKind::Flush { .. } | JobKind::Hold) => {
+            kind @ (JobKind::Free | JobKind::Reserve | JobKind::Flush { .. } | JobKind::LockRange) => {
                 debug_assert!(false, "an operation of {kind:?} ended");
             }
         }
@@ -556,10 +556,10 @@ impl<S: Store> Shard<S> {
             JobKind::Write { .. } => write_job::locked(core, write_backs, job),
             JobKind::WriteBack { .. } => write_backs.locked(core, job),
             JobKind::Change(_) => change::submit(core, job),
-            JobKind::Hold => {
+            JobKind::LockRange => {
                 let (from, name) = (core.jobs.peek(job).from, core.jobs.id(job));
                 if let Some(to) = from {
-                    core.answers.reply(ShardReply::Held { to, job: name });
+                    core.answers.reply(ShardReply::RangeLocked { to, job: name });
                 }
             }
             kind => debug_assert!(false, "a lock was granted to {kind:?}"),
@@ -678,7 +678,7 @@ impl<S: Store> Shard<S> {
                 }
                 true
             }
-            JobKind::Change(_) | JobKind::Hold => {
+            JobKind::Change(_) | JobKind::LockRange => {
                 let edges = entry.edges_needed();
                 if !core.allocate(job, 0, edges) {
                     return false;

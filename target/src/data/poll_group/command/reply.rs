@@ -10,7 +10,7 @@ use crate::data::connection::{Connection, Served, Violation};
 use crate::data::parts::PartIndex;
 use crate::data::poll_group::command::without_data;
 use crate::data::poll_group::group_state::GroupState;
-use crate::data::request::{Action, CommandOutcome, HeldRange, PartEvent, RequestEvent};
+use crate::data::request::{Action, CommandOutcome, LockedRange, PartEvent, RequestEvent};
 use crate::store::Store;
 use crate::volume::timing::Spent;
 
@@ -32,7 +32,7 @@ pub(in crate::data::poll_group) fn on_reply<S: Store>(
         ShardReply::Reserved { job, memory, .. } => {
             RequestEvent::OfPart(part, PartEvent::Reserved(job, memory))
         }
-        ShardReply::Held { job, .. } => RequestEvent::Held(HeldRange { shard: part.0.into(), job }),
+        ShardReply::RangeLocked { job, .. } => RequestEvent::Locked(LockedRange { shard: part.0.into(), job }),
         ShardReply::Done { result, .. } => RequestEvent::Done(part, result),
     };
     let action = connection.request_mut(tag).step(event);
@@ -67,8 +67,8 @@ fn carry_out<S: Store>(
         Action::Fetch(part) => return write::fetch(connection, group, tag, part),
         Action::Send => return read::send_parts(connection, group, tag),
         Action::Sync => without_data::sync(connection, group, tag),
-        Action::Hold(shard) => without_data::hold(connection, group, tag, shard),
-        Action::Unhold(outcome) => without_data::unhold(connection, group, tag, outcome),
+        Action::LockRange(shard) => without_data::lock_range(connection, group, tag, shard),
+        Action::UnlockRange(outcome) => without_data::unlock_range(connection, group, tag, outcome),
         Action::Finish(status) => finish(connection, group, tag, CommandOutcome::of(status)),
         Action::GiveBack(part) => {
             group.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);

@@ -1,9 +1,9 @@
 //! FLUSH, DISCARD and WRITE_ZEROES: in stores they concern every shard of a volume.
 //!
 //! A FLUSH of a write-back volume first makes every shard hand its dirty blocks to the store, then
-//! syncs the store. A discard or zeroing of more than one stripe holds the range at every shard,
+//! syncs the store. A discard or zeroing of more than one stripe locks the range at every shard,
 //! one after the other in their order, so that two such commands never wait for each other. Then it
-//! changes the store. It is answered after every shard has ended its hold: until then a shard might
+//! changes the store. It is answered after every shard has ended its lock: until then a shard might
 //! still answer reads with data that the change made old.
 
 use std::ops::Range;
@@ -76,17 +76,17 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     connection.release_data(tag);
     let request = connection.request_mut(tag);
     let Some(shard) = shard else {
-        let _ = request.step(RequestEvent::HoldsBegan);
-        return hold(connection, group, tag, 0);
+        let _ = request.step(RequestEvent::LocksBegan);
+        return lock_range(connection, group, tag, 0);
     };
     let volume = request.span().volume;
     let _ = request.step(RequestEvent::ChangeBegan);
     let from = group.token(connection, tag, PartIndex::FIRST);
-    group.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, held: false });
+    group.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, locked: false });
 }
 
-/// Holds the range at the next shard, or changes the store when every shard holds it.
-pub(in crate::data::poll_group) fn hold<S: Store>(
+/// Locks the range at the next shard, or changes the store when every shard locked it.
+pub(in crate::data::poll_group) fn lock_range<S: Store>(
     connection: &mut Connection,
     group: &mut GroupState<S>,
     tag: Tag,
@@ -97,10 +97,10 @@ pub(in crate::data::poll_group) fn hold<S: Store>(
     if wide(shard) < group.groups() {
         let part = PartIndex(narrow(shard));
         let from = group.token(connection, tag, part);
-        let hold = ShardRequest::Hold { from, volume, offset, len };
-        return group.ask(connection, tag, wide(shard), hold);
+        let lock = ShardRequest::LockRange { from, volume, offset, len };
+        return group.ask(connection, tag, wide(shard), lock);
     }
-    let _ = request.step(RequestEvent::AllHeld);
+    let _ = request.step(RequestEvent::AllLocked);
     let kind = match request.command() {
         Some(command) if command.opcode != Opcode::Discard => {
             OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
@@ -108,24 +108,24 @@ pub(in crate::data::poll_group) fn hold<S: Store>(
         _ => OpKind::Discard { offset, len },
     };
     let from = group.token(connection, tag, PartIndex::FIRST);
-    let change = ShardRequest::Change { from, volume, kind, held: true };
+    let change = ShardRequest::Change { from, volume, kind, locked: true };
     group.ask(connection, tag, group.index, change);
 }
 
-/// Ends the holds of a command.
-pub(in crate::data::poll_group) fn unhold<S: Store>(
+/// Ends the locks of a command.
+pub(in crate::data::poll_group) fn unlock_range<S: Store>(
     connection: &mut Connection,
     group: &mut GroupState<S>,
     tag: Tag,
     outcome: Changed,
 ) {
     let from = group.token(connection, tag, PartIndex::FIRST);
-    let holds = connection.request_mut(tag).take_holds();
-    for held in &holds {
-        let unhold = ShardRequest::Unhold { from, job: held.job, outcome };
-        group.ask(connection, tag, wide(held.shard), unhold);
+    let locks = connection.request_mut(tag).take_locks();
+    for locked in &locks {
+        let unlock = ShardRequest::UnlockRange { from, job: locked.job, outcome };
+        group.ask(connection, tag, wide(locked.shard), unlock);
     }
-    connection.request_mut(tag).reuse_holds(holds);
+    connection.request_mut(tag).reuse_locks(locks);
 }
 
 /// Zeroes a range of a memory volume, now or step by step.
