@@ -196,7 +196,7 @@ fn on_command<S: Store>(
     match admitted {
         AdmittedCommand::Block => {
             group.io = true;
-            return block::start(connection, group, tag);
+            return block::admit_by_limits(connection, group, tag);
         }
         AdmittedCommand::Admin => admin::forward(connection, group, tag),
         AdmittedCommand::SelfTest => return admin::self_test(connection, group, tag),

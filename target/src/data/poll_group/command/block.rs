@@ -29,7 +29,7 @@ use crate::volume::{CacheMode, Placement, Volume};
 /// # Errors
 /// A bug: the connection ends.
 #[inline(never)]
-pub(in crate::data::poll_group) fn start<S: Store>(
+pub(in crate::data::poll_group) fn admit_by_limits<S: Store>(
     connection: &mut Connection,
     group: &mut GroupState<S>,
     tag: Tag,
@@ -37,10 +37,10 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     if group.access.has_limits() {
         return start_limited(connection, group, tag);
     }
-    begin(connection, group, tag)
+    check_and_dispatch(connection, group, tag)
 }
 
-/// [`start`] where some volume or host has limits. Out of line, with a second lookup of the volume,
+/// [`admit_by_limits`] where some volume or host has limits. Out of line, with a second lookup of the volume,
 /// so that a target without limits pays one test per command.
 #[inline(never)]
 fn start_limited<S: Store>(
@@ -52,7 +52,7 @@ fn start_limited<S: Store>(
     if is_delayed(connection, group, &command, came) {
         return Ok(());
     }
-    begin_limited(connection, group, tag)
+    begin_cold(connection, group, tag)
 }
 
 /// Whether a command, which arrived at `came`, must wait for a limit. If so, it is now in its line.
@@ -62,7 +62,7 @@ fn is_delayed<S: Store>(
     command: &CommandCapsule,
     came: Micros,
 ) -> bool {
-    let Ok((volume, span)) = allowed(connection, &group.access, command) else { return false };
+    let Ok((volume, _, span)) = allowed(connection, &group.access, command) else { return false };
     let host = group.access.host_limits(connection.params().session);
     if volume.limits.is_none() && host.is_none() {
         return false;
@@ -91,7 +91,7 @@ pub(in crate::data::poll_group) fn start_delayed<S: Store>(
         return Err(Violation("a command waited for a limit and was answered"));
     }
     let command = *connection.command(delayed.tag)?;
-    let allowed = allowed(connection, &group.access, &command).map(|(_, span)| span.volume);
+    let allowed = allowed(connection, &group.access, &command).map(|(_, _, span)| span.volume);
     let is_held =
         allowed == Err(Status::ReadOnly) && hold(connection, group, &command, delayed.came, true);
     if is_held || allowed.is_ok() {
@@ -143,20 +143,21 @@ fn hold<S: Store>(
     true
 }
 
-/// The volume and the bytes of a command, if its volume and its session allow it.
+/// The volume, the access and the bytes of a command, if its volume and its session allow it.
 ///
 /// # Errors
 /// The status for the command's response.
+#[inline(always)]
 fn allowed<'a>(
     connection: &Connection,
     access: &'a AccessTable,
     command: &CommandCapsule,
-) -> Result<(&'a Volume, Span), Status> {
+) -> Result<(&'a Volume, AccessMode, Span), Status> {
     let params = connection.params();
     let (volume, mode) = access.opened(params.session, command)?;
     let range = volume.check(command, mode, params.io_max_bytes)?;
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
-    Ok((volume, Span { volume: volume.index, offset, len }))
+    Ok((volume, mode, Span { volume: volume.index, offset, len }))
 }
 
 /// Starts a command that was kept since it arrived.
@@ -169,35 +170,35 @@ fn begin_kept<S: Store>(
     came: Micros,
 ) -> Served {
     group.time.cq_age.kept(came, group.time.us);
-    begin_limited(connection, group, tag)?;
+    begin_cold(connection, group, tag)?;
     counting::kept_began(connection, group, tag, came);
     Ok(())
 }
 
-/// [`begin`], out of line: one copy for all commands that [`start`] does not start itself.
+/// [`check_and_dispatch`], out of line: one copy for all commands that [`admit_by_limits`] does not
+/// start itself.
 #[inline(never)]
-fn begin_limited<S: Store>(
+fn begin_cold<S: Store>(
     connection: &mut Connection,
     group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
-    begin(connection, group, tag)
+    check_and_dispatch(connection, group, tag)
 }
 
-/// Starts a command without regard to limits.
+/// Checks a command and takes the first step for its opcode and its volume, without regard to
+/// limits.
 #[inline(always)]
-fn begin<S: Store>(connection: &mut Connection, group: &mut GroupState<S>, tag: Tag) -> Served {
-    let (params, command) = (connection.params(), connection.command(tag)?);
-    let io_max = params.io_max_bytes;
-    let opened = group.access.opened(params.session, command);
-    let checked =
-        opened.and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
-    let (volume, mode, range) = match checked {
-        Ok(checked) => checked,
+fn check_and_dispatch<S: Store>(
+    connection: &mut Connection,
+    group: &mut GroupState<S>,
+    tag: Tag,
+) -> Served {
+    let command = connection.command(tag)?;
+    let (volume, mode, span) = match allowed(connection, &group.access, command) {
+        Ok(allowed) => allowed,
         Err(status) => return refuse(connection, group, tag, status),
     };
-    let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
-    let span = Span { volume: volume.index, offset, len };
     let (opcode, has_digest) = (command.opcode, command.flags.digest);
     let has_data = command.in_capsule_bytes > 0;
     connection.request_mut(tag).names(span);
@@ -226,7 +227,7 @@ fn begin<S: Store>(connection: &mut Connection, group: &mut GroupState<S>, tag: 
             return write::whole(connection, group, tag);
         }
         (Opcode::Write, Placement::Memory(region)) if has_data => {
-            write::copy_in(connection, &group.stats, tag, region, wide(offset));
+            write::copy_in(connection, &group.stats, tag, region, wide(span.offset));
             acknowledge(connection, group, tag);
             return Ok(());
         }
