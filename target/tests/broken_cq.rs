@@ -94,7 +94,7 @@ fn group() -> (GroupHandle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
         seed: 1,
     };
     let shard = Shard::new(store, part, options, Instant::now());
-    let (outbox, told) = mpsc::unbounded_channel();
+    let (to_control, told) = mpsc::unbounded_channel();
     let others = OtherGroups::connect(1).unwrap().remove(0);
     let tuning = Tuning {
         cpu: None,
@@ -102,7 +102,7 @@ fn group() -> (GroupHandle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
         slow_io: None,
         stop_timeout: Duration::from_secs(30),
     };
-    (start(0, shard, others, tuning, outbox).unwrap(), told, arena)
+    (start(0, shard, others, tuning, to_control).unwrap(), told, arena)
 }
 
 /// What the thread says next, unless it says nothing for long.
