@@ -99,7 +99,7 @@ impl Polled {
             if self.pending.len() == 0
                 && let Some(poller) = self.side.engine_mut().poller_mut()
             {
-                poller.settle();
+                poller.send_owed_acks();
             }
         } else {
             // Also for programs that never sleep.
