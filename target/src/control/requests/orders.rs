@@ -14,11 +14,10 @@ use super::reread::{Reread, with_files};
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
 use crate::control::volumes::change_files::ChangeFiles;
-use crate::control::volumes::volume_edit::VolumeEdit;
 use crate::control::volumes::wanted::anew;
 use crate::control::volumes::{ChangeOutcome, ChangedVolume};
 use crate::pool::opening::{OpenedVolume, open_one};
-use rblk_operate::target::ask::{Response, VolumeReport, stopping};
+use rblk_operate::target::ask::{Response, VolumeEdit, VolumeReport, stopping};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
 
@@ -52,7 +51,7 @@ pub(in crate::control) async fn remove(
     force: bool,
 ) -> Result<VolumeReport, Refusal> {
     let _lock = reread.lock_changes().await;
-    sound(requests, VolumeChange::Remove { name, which: None, force }).await
+    change_if_store_fit(requests, VolumeChange::Remove { name, which: None, force }).await
 }
 
 /// Gives a volume another size; none: that of its file or device.
@@ -64,7 +63,7 @@ pub(in crate::control) async fn resize(
     shrink: bool,
 ) -> Result<VolumeReport, Refusal> {
     let _lock = reread.lock_changes().await;
-    sound(requests, VolumeChange::Resize { name, size, shrink }).await
+    change_if_store_fit(requests, VolumeChange::Resize { name, size, shrink }).await
 }
 
 /// Gives a volume other values.
@@ -72,11 +71,11 @@ pub(in crate::control) async fn set(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     name: String,
-    wish: VolumeEdit,
+    edit: VolumeEdit,
 ) -> Result<VolumeReport, Refusal> {
     let _lock = reread.lock_changes().await;
-    let config = wish.on(&running(requests, &name).await?);
-    sound(requests, VolumeChange::Become(config)).await
+    let config = edit.on(&running(requests, &name).await?);
+    change_if_store_fit(requests, VolumeChange::Become(config)).await
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
@@ -114,7 +113,7 @@ pub(in crate::control) async fn remove_when_unused(
                 _ = &mut gone => break given_up(),
             };
             let removal = VolumeChange::Remove { name: name.clone(), which, force: false };
-            match sound(requests, removal).await {
+            match change_if_store_fit(requests, removal).await {
                 Ok(report) => return Response::Volume(Box::new(report)),
                 // A host may have come back since the look.
                 Err(error) => failure = Some(error),
@@ -157,7 +156,7 @@ pub(crate) async fn asked<T>(
 
 /// Carries out a change, with the open files that it works with. `alone`: see
 /// [`ToControl::Change`].
-pub(in crate::control) async fn carry(
+pub(in crate::control) async fn send_change(
     requests: &mpsc::Sender<ToControl>,
     (change, files): (VolumeChange, ChangeFiles),
     alone: bool,
@@ -173,7 +172,7 @@ pub(in crate::control) async fn change(
     change: (VolumeChange, ChangeFiles),
 ) -> Result<VolumeReport, String> {
     let name = change.0.name().to_owned();
-    let ChangedVolume { config, bytes, given_up } = carry(requests, change, true).await?;
+    let ChangedVolume { config, bytes, given_up } = send_change(requests, change, true).await?;
     let (store_fault, contradiction) = (None, None);
     Ok(VolumeReport {
         name,
@@ -194,7 +193,7 @@ pub(in crate::control) async fn store_faults(
 }
 
 /// Carries out a change that is no part of a reload, if the store of the volume is fit for it.
-async fn sound(
+async fn change_if_store_fit(
     requests: &mpsc::Sender<ToControl>,
     wanted: VolumeChange,
 ) -> Result<VolumeReport, Refusal> {

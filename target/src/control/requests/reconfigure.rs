@@ -17,7 +17,7 @@ use rblk_config::{
 };
 use tokio::sync::mpsc;
 
-use super::orders::{asked, carry, open, store_faults, unfit};
+use super::orders::{asked, open, send_change, store_faults, unfit};
 use super::reread::{Reading, Reread};
 use crate::control::ToControl;
 use crate::control::core::{Hosts, VolumeChange};
@@ -230,7 +230,7 @@ async fn carry_all(
     for change in changes {
         let undo = undo_of(&change.0, before);
         let removed = change.0.is_removal().then(|| change.0.name().to_owned());
-        match carry(requests, change, false).await {
+        match send_change(requests, change, false).await {
             Ok(_) => {
                 back.extend(undo);
                 gone.extend(removed);
@@ -238,7 +238,7 @@ async fn carry_all(
             Err(mut error) => {
                 for undo in back.into_iter().rev() {
                     let undo = (undo, ChangeFiles::default());
-                    if let Err(more) = carry(requests, undo, false).await {
+                    if let Err(more) = send_change(requests, undo, false).await {
                         tracing::error!(error = more, "a change of a volume cannot be led back");
                         error += &format!("; a change before it cannot be undone: {more}");
                     }

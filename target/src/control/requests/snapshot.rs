@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rblk_config::{Exit, StoreKind, TargetConfig, VolumeConfig};
 use tokio::sync::mpsc;
 
-use super::orders::{asked, carry, change, open, store_faults};
+use super::orders::{asked, change, open, send_change, store_faults};
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
@@ -40,7 +40,7 @@ pub(in crate::control) async fn take(
     let fault = store_faults(requests).await?.remove(name);
     let mut file = Unserved::begin(to).await?;
     let files = ChangeFiles::of_snapshot(Arc::clone(&file.file));
-    carry(requests, (VolumeChange::Snapshot { name: name.to_owned() }, files), true).await?;
+    send_change(requests, (VolumeChange::Snapshot { name: name.to_owned() }, files), true).await?;
     file.keep(from).await?;
     match serve(requests, reread, config).await {
         Ok(report) => {

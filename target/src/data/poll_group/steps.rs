@@ -84,7 +84,7 @@ impl<S: Store> PollGroup<S> {
         }
         self.state.access.announce(volume.index, Arc::clone(&stats));
         self.add_to_shard(volume, stats);
-        self.stepped(ticket, Ok(()));
+        self.tell_stepped(ticket, Ok(()));
     }
 
     /// Starts a step.
@@ -95,7 +95,7 @@ impl<S: Store> PollGroup<S> {
         let until = match step {
             VolumeStep::Grow => {
                 self.state.shard.grow_volume(index, volume.size_bytes());
-                return self.stepped(ticket, Ok(()));
+                return self.tell_stepped(ticket, Ok(()));
             }
             VolumeStep::Access => {
                 self.limits_change(Some(index), None);
@@ -105,7 +105,7 @@ impl<S: Store> PollGroup<S> {
                 }
                 self.state.access.open_to_commands(volume);
                 self.release_writes(index);
-                return self.stepped(ticket, Ok(()));
+                return self.tell_stepped(ticket, Ok(()));
             }
             VolumeStep::Hold => Until::Ended(self.hold_writes(&volume)),
             VolumeStep::Close => {
@@ -126,7 +126,7 @@ impl<S: Store> PollGroup<S> {
                 self.state.access.remove(index);
                 self.state.shard.abandon_volume(index);
                 self.steps.abandoned.push(Abandoned { volume: index, ids });
-                return self.stepped(ticket, Ok(()));
+                return self.tell_stepped(ticket, Ok(()));
             }
             VolumeStep::Reshape => Until::Quiet(Some(volume)),
             VolumeStep::Drop => Until::Quiet(None),
@@ -137,7 +137,8 @@ impl<S: Store> PollGroup<S> {
             | VolumeStep::Probe
             | VolumeStep::Clone
             | VolumeStep::Add => {
-                return self.stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
+                return self
+                    .tell_stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
             }
         };
         self.steps.under_way = Some((ticket, index, until));
@@ -158,7 +159,7 @@ impl<S: Store> PollGroup<S> {
         PartToken::of_control(narrow(self.state.index), number)
     }
 
-    fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
+    fn tell_stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
         let group = self.state.index;
         self.state.told.outbox.push(FromGroup::Stepped { group, ticket, result });
     }
@@ -176,14 +177,14 @@ impl<S: Store> PollGroup<S> {
             return;
         }
         if let Err(errno) = result {
-            return self.stepped(ticket, Err(format!("its store failed: {errno}")));
+            return self.tell_stepped(ticket, Err(format!("its store failed: {errno}")));
         }
         if matches!(until, Until::Written) && self.state.shard.is_writable(volume) {
             let from = self.token_of(ticket);
             self.steps.under_way = Some((ticket, volume, Until::Durable));
             self.state.shard.request(ShardRequest::Sync { from, volume });
         } else {
-            self.stepped(ticket, Ok(()));
+            self.tell_stepped(ticket, Ok(()));
         }
     }
 
@@ -212,7 +213,7 @@ impl<S: Store> PollGroup<S> {
                 return is_less;
             }
         };
-        self.stepped(ticket, result);
+        self.tell_stepped(ticket, result);
         true
     }
 
