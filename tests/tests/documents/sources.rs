@@ -139,7 +139,8 @@ fn a_file_that_is_not_there_is_a_fault() {
 
 #[test]
 fn a_folder_that_is_not_there_is_a_fault() {
-    let line = "`target/src/{cache,poll_group}/`, `drivers/block/`, `bench/results/NAME/`, `cache/`";
+    let line =
+        "`target/src/{cache,poll_group}/`, `drivers/block/`, `bench/results/NAME/`, `cache/`";
     let tree = Tree::of_repository();
     let named = tree.folder_names(line);
     assert_eq!(named, ["target/src/cache/", "target/src/poll_group/"]);

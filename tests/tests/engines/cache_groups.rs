@@ -397,7 +397,8 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
                 // requests of its own connections.
                 let others = rig.groups_mut().nth(by).expect("a group").others_mut();
                 for other in (0..groups).filter(|other| *other != by) {
-                    (0..2000).for_each(|_| others.send(other, GroupMail::ReturnMemory(SlotsOf::All)));
+                    (0..2000)
+                        .for_each(|_| others.send(other, GroupMail::ReturnMemory(SlotsOf::All)));
                 }
             }
             rig.step();
