@@ -6,8 +6,8 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{CapsuleError, ConnectionKind, Opcode, Tag};
 
 use super::PollGroup;
-use super::lines::Line;
 use super::group_state::GroupState;
+use super::log_lines::LogLine;
 use crate::data::connection::{AdmittedCommand, Connection, Served, Violation, WrKind};
 use crate::data::poll_group::command::respond::finish;
 use crate::data::poll_group::command::{admin, block, reply, send_barrier, write};
@@ -95,7 +95,7 @@ impl<S: Store> PollGroup<S> {
         let parting = Parting::of(connection, status);
         if parting == Parting::Lost
             && status != WcStatus::Flushed
-            && self.state.may_log(Line::Failed)
+            && self.state.may_log(LogLine::Failed)
         {
             let peer = &connection.params().peer;
             tracing::info!(peer, ?status, wr = ?kind, "connection failed");
@@ -179,7 +179,7 @@ fn bad_command<S: Store>(
 ) -> Violation {
     let corrupted = error == CapsuleError::Digest;
     group.stats.digest_mismatches.add(u64::from(corrupted));
-    if group.may_log(Line::BadCommand) {
+    if group.may_log(LogLine::BadCommand) {
         tracing::warn!(peer = connection.params().peer, %error, "bad command");
     }
     Violation("bad command")

@@ -8,7 +8,7 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_runtime::Moment;
 
 use super::access::Opened;
-use super::lines::Line;
+use super::log_lines::LogLine;
 use super::{FromGroup, Notice, PollGroup, ToGroup};
 use crate::cache::{SLOT_BYTES, Shard};
 use crate::data::connection::{Connection, ConnectionParams, Landing, QpPlace};
@@ -152,14 +152,18 @@ impl<S: Store> PollGroup<S> {
             reason,
         };
         let Some(entry) = group.pollers.working(poller) else {
-            group.told.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
+            group.told.outbox.push(gone(
+                params,
+                Some(connection),
+                "the completion queue is broken",
+            ));
             return;
         };
         let sends_free = entry.poller.caps().transport != Transport::Iwarp;
         let qp = match entry.poller.attach(connection) {
             Ok(qp) => qp,
             Err(error) => {
-                if group.told.lines.may_write(Line::Refused, group.time.now) {
+                if group.told.lines.may_write(LogLine::Refused, group.time.now) {
                     tracing::warn!(peer = params.peer, %error, "cannot take a connection");
                 }
                 group.told.outbox.push(gone(params, None, "the QP could not be attached"));
@@ -185,7 +189,7 @@ impl<S: Store> PollGroup<S> {
         group.pollers.attached(poller, qp, id.index);
         self.connections.add(connection);
         if let Err(error) = accepted {
-            if group.may_log(Line::Refused) {
+            if group.may_log(LogLine::Refused) {
                 tracing::warn!(%error, "cannot accept a connection");
             }
             self.end(wide(id.index), "it could not be accepted");

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
-use super::lines::Line;
 use super::group_state::GroupState;
+use super::log_lines::LogLine;
 use super::{FromGroup, PollGroup, over_limit};
 use crate::data::connection::{Connection, Life, Violation};
 use crate::data::poll_group::command::counting;
@@ -66,7 +66,7 @@ impl<S: Store> PollGroup<S> {
             return self.end(index, reason);
         }
         self.state.stats.protocol_errors.add(1);
-        if self.state.may_log(Line::Violation)
+        if self.state.may_log(LogLine::Violation)
             && let Some(connection) = self.connections.at(index)
         {
             let peer = &connection.params().peer;
@@ -91,7 +91,7 @@ impl<S: Store> PollGroup<S> {
         let group = &mut self.state;
         let Some(connection) = self.connections.at(index).filter(|c| c.is_live()) else { return };
         let params = connection.params();
-        if group.may_log(Line::Ends) {
+        if group.may_log(LogLine::Ends) {
             tracing::info!(
                 peer = params.peer,
                 kind = ?params.kind,

@@ -17,9 +17,9 @@ use super::FromGroup;
 use super::access::AccessTable;
 use super::cq_age::CqAge;
 use super::held::HeldWrites;
-use super::lines::{Line, Lines};
-use super::over_limit::Delayed;
+use super::log_lines::{LogLine, LogLines};
 use super::other_groups::{GroupMail, OtherGroups};
+use super::over_limit::Delayed;
 use super::pollers::Pollers;
 use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
@@ -91,7 +91,7 @@ pub(super) struct Told {
     /// Messages for control.
     pub(super) outbox: Vec<FromGroup>,
     /// Log lines that peers caused.
-    pub(super) lines: Lines,
+    pub(super) lines: LogLines,
     /// Commands that took long.
     pub(super) slow: SlowIos,
 }
@@ -126,7 +126,7 @@ impl<S: Store> GroupState<S> {
 
     /// Whether a log line of a kind that peers can cause may be written now.
     #[cold]
-    pub(super) fn may_log(&mut self, line: Line) -> bool {
+    pub(super) fn may_log(&mut self, line: LogLine) -> bool {
         self.told.lines.may_write(line, self.time.now)
     }
 

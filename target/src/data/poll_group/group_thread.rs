@@ -392,7 +392,8 @@ impl DataThread for GroupThread {
         let mail = self.mail.has_some();
         let busy = self.group.turn(now) || self.group.has_outbox();
         // The peers come last: a message sent after this call writes to our event.
-        let empty = !mail && !busy && !self.mail.has_some() && self.group.others_mut().fall_asleep();
+        let empty =
+            !mail && !busy && !self.mail.has_some() && self.group.others_mut().fall_asleep();
         if empty {
             return Found::Nothing;
         }

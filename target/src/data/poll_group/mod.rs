@@ -4,9 +4,10 @@
 //! One owner, no locks, no clock of its own, no allocation per I/O. A turn takes mail, reaps every
 //! CQ, the other poll groups' messages and the store, moves requests forward, then posts: one list
 //! of RECVs and one list of send WRs per connection. The poll group of a connection serves its
-//! commands; memory and store belong to a [`Shard`]. Its own shard it calls, and the shards of other
-//! groups it asks by messages. The thread around it ([`group_thread`]) sleeps and wakes; tests and
-//! simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
+//! commands; memory and store belong to a [`Shard`]. The group calls its own shard, and asks the
+//! shards of other groups by messages. The thread around it ([`group_thread`]) sleeps and wakes;
+//! tests and simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their
+//! own.
 //!
 //! The way of a command. Each module is entered once on the way down and once on the way up:
 //!
@@ -33,31 +34,31 @@ mod connections;
 mod control_mail;
 mod cq_age;
 mod ending;
+mod group_state;
 pub mod group_thread;
 mod held;
 mod limit_waiters;
-mod lines;
+mod log_lines;
 mod mail;
-mod over_limit;
 pub mod other_groups;
+mod over_limit;
 mod pollers;
 mod settles;
 pub mod slow;
 mod steps;
 pub(crate) mod trace_ring;
-mod group_state;
 mod zeroing;
 
 use access::AccessTable;
 use command::{reply, respond, send_barrier, without_data};
 use connections::Connections;
+use group_state::{GroupState, Later, Told, TurnTime};
 pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
 use other_groups::{GroupMail, OtherGroups};
 use pollers::Pollers;
 use settles::{OF_SETTLES, Settles};
 use slow::{SlowIo, SlowIos};
 use steps::Steps;
-use group_state::{GroupState, Later, Told, TurnTime};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -618,7 +619,7 @@ impl<S: Store> PollGroup<S> {
         }
         connection.posted();
         if let Err(error) = result {
-            if self.state.told.lines.may_write(lines::Line::Post, self.state.time.now) {
+            if self.state.told.lines.may_write(log_lines::LogLine::Post, self.state.time.now) {
                 tracing::error!(peer = connection.params().peer, %error, "cannot post");
             }
             self.end(index, "posting failed");

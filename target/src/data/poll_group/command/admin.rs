@@ -11,8 +11,8 @@ use rblk_protocol::{
 use super::respond::{finish, respond};
 use crate::data::connection::{Connection, SCRATCH_BYTES, Served, Violation};
 use crate::data::poll_group::FromGroup;
-use crate::data::poll_group::lines::Line;
 use crate::data::poll_group::group_state::GroupState;
+use crate::data::poll_group::log_lines::LogLine;
 use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
 
@@ -99,7 +99,7 @@ pub(in crate::data::poll_group) fn self_test<S: Store>(
         }
         Ok(None) => self_test_pattern(command.sequence),
         Err(error) => {
-            if group.may_log(Line::Unproven) {
+            if group.may_log(LogLine::Unproven) {
                 tracing::warn!(peer = connection.params().peer, %error, "a self-test proves nothing");
             }
             group.stats.failed_proofs.add(1);

@@ -14,10 +14,10 @@ use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::poll_group::access::AccessTable;
 use crate::data::poll_group::command::{counting, without_data};
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::poll_group::held::Held;
 use crate::data::poll_group::over_limit;
 use crate::data::poll_group::over_limit::Delayed;
-use crate::data::poll_group::group_state::GroupState;
 use crate::data::read_ahead::ReadAhead;
 use crate::data::request::{Action, CommandOutcome, Payload, RequestEvent, Span};
 use crate::store::{OpKind, Store};
@@ -68,7 +68,8 @@ fn is_delayed<S: Store>(
         return false;
     }
     let (times, limits) = ((came, group.time.us), (volume, host));
-    if !over_limit::must_wait(&mut group.later.waiting, connection, (command, span), limits, times) {
+    if !over_limit::must_wait(&mut group.later.waiting, connection, (command, span), limits, times)
+    {
         return false;
     }
     group.rare = true;

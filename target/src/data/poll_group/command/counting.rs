@@ -5,9 +5,9 @@ use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 use rblk_runtime::Micros;
 
 use crate::data::connection::{Connection, ConnectionParams};
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::poll_group::slow::SlowIo;
 use crate::data::poll_group::trace_ring::TracedIo;
-use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::{Request, RequestEvent};
 use crate::store::Store;
 use crate::volume::timing::Took;

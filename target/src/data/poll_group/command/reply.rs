@@ -32,7 +32,9 @@ pub(in crate::data::poll_group) fn on_reply<S: Store>(
         ShardReply::Reserved { job, memory, .. } => {
             RequestEvent::OfPart(part, PartEvent::Reserved(job, memory))
         }
-        ShardReply::RangeLocked { job, .. } => RequestEvent::Locked(LockedRange { shard: part.0.into(), job }),
+        ShardReply::RangeLocked { job, .. } => {
+            RequestEvent::Locked(LockedRange { shard: part.0.into(), job })
+        }
         ShardReply::Done { result, .. } => RequestEvent::Done(part, result),
     };
     let action = connection.request_mut(tag).step(event);
