@@ -18,7 +18,7 @@
 //! | --- | --- |
 //! | `shard_messages.rs` | requests to shards, their replies, and lent memory |
 //! | `shard.rs` | the shard: takes requests, decides the next step of each job |
-//! | `read_job.rs`, `write_job.rs`, `change.rs` | the steps of reads, of writes, and of discards |
+//! | `read_job.rs`, `write_job.rs`, `discard_zero.rs` | the steps of reads, writes and discards |
 //! | `write_backs.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory_queue.rs` | the order in which jobs get memory |
 //! | `minimums.rs`, `slots/minimum.rs` | the cache that a volume keeps when others need memory |
@@ -52,8 +52,8 @@
 
 mod answers;
 mod block_write;
-mod change;
 mod core;
+mod discard_zero;
 mod job;
 mod landing_slots;
 mod lists;
