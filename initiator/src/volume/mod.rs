@@ -33,7 +33,7 @@ use tokio::sync::mpsc;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
 use crate::engine::{DigestFailure, PathEnd};
-use crate::queue::{FromQueue, EngineDriverParts};
+use crate::queue::{EngineDriverParts, FromQueue};
 use course::Facts;
 use link::{AfterNote, TargetLink};
 use queues::{QueuePlan, Queues};

@@ -16,7 +16,7 @@ use crate::engine::durability::retain::RetainRing;
 use crate::engine::durability::{Durability, Ledger};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
-use crate::queue::{FromQueue, MailFate, QueueHandle, EngineDriverParts, ToQueue};
+use crate::queue::{EngineDriverParts, FromQueue, MailFate, QueueHandle, ToQueue};
 use rblk_operate::mount::mount_times::MountTimes;
 use rblk_operate::mount::queue_counts::QueueCounts;
 

@@ -40,8 +40,8 @@ pub(in crate::data::poll_group) fn admit_by_limits<S: Store>(
     check_and_dispatch(connection, group, tag)
 }
 
-/// [`admit_by_limits`] where some volume or host has limits. Out of line, with a second lookup of the volume,
-/// so that a target without limits pays one test per command.
+/// [`admit_by_limits`] where some volume or host has limits. Out of line, with a second lookup of
+/// the volume, so that a target without limits pays one test per command.
 #[inline(never)]
 fn start_limited<S: Store>(
     connection: &mut Connection,
