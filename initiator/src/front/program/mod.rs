@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! program's thread      Queue -> Polled -> EngineDriver -> Engine -> path
-//!                         |                  ^ mail, v news    (the data thread is the program's own)
+//!                         |                  ^ mail, v news (the data thread is the program's own)
 //! rblk-control (tokio)  Volume -> Upkeep -> volume::Volume -> TargetLink -> Course
 //! ```
 //!

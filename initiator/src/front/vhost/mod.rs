@@ -10,8 +10,8 @@
 //!                        control (tokio): Mount -> TargetLink -> Course
 //! ```
 //!
-//! From [`EngineDriver`](crate::queue::EngineDriver) and `Mount` on, the parts are those of the disk
-//! of a mount. The guest and its front end are not trusted: all their input is checked.
+//! From [`EngineDriver`](crate::queue::EngineDriver) and `Mount` on, the parts are those of the
+//! disk of a mount. The guest and its front end are not trusted: all their input is checked.
 
 mod cut_memory;
 mod event;

@@ -4,7 +4,8 @@
 //! completed, whatever the peer does with the tag. iWARP differs: there a completed WRITE only
 //! means that TCP has the bytes and may yet send them from our memory (soft-iWARP does); only a
 //! READ of the peer's scratch, a barrier, shows that they are sent. But there answers are sent from
-//! copies ([`super::Bounce`]), so a shard has its memory back at once, and no memory is pinned here.
+//! copies ([`super::Bounce`]), so a shard has its memory back at once, and no memory is pinned
+//! here.
 
 use std::collections::VecDeque;
 
