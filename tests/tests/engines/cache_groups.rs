@@ -12,7 +12,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::{STRIPE_BYTES, SlotsOf, shard_of};
-use rblk_target::data::poll_group::other_groups::GroupMail;
+use rblk_target::data::poll_group::other_groups::GroupMail::ReturnMemory;
 use rblk_target::data::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::SessionIndex;
@@ -397,8 +397,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
                 // requests of its own connections.
                 let others = rig.groups_mut().nth(by).expect("a group").others_mut();
                 for other in (0..groups).filter(|other| *other != by) {
-                    (0..2000)
-                        .for_each(|_| others.send(other, GroupMail::ReturnMemory(SlotsOf::All)));
+                    (0..2000).for_each(|_| others.send(other, ReturnMemory(SlotsOf::All)));
                 }
             }
             rig.step();
@@ -565,7 +564,7 @@ fn a_group_ends_when_its_mail_is_sent() {
     // The first group has reported that it has no connections; it does not yet read the mail of the
     // other.
     deaf.turn(now);
-    (0..5000).for_each(|_| talker.others_mut().send(0, GroupMail::ReturnMemory(SlotsOf::All)));
+    (0..5000).for_each(|_| talker.others_mut().send(0, ReturnMemory(SlotsOf::All)));
     for _ in 0..20 {
         talker.turn(now);
         assert!(talker.others_mut().keeps());
