@@ -83,7 +83,7 @@ pub trait DataPath: Send + fmt::Debug {
     /// Sends the acknowledgements that this end still owes its peers. In the software provider they
     /// otherwise leave with the next data, or after some empty polls. Call it when nothing is under
     /// way and the next poll may be long in coming. Devices owe nothing.
-    fn settle(&mut self) {}
+    fn send_owed_acks(&mut self) {}
 
     /// Whether the next poll has something to move that the last one left for the sake of other
     /// owners. It counts as work: a thread that slept now would be woken at once.

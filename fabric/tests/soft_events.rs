@@ -50,7 +50,7 @@ fn settles_what_it_owes(mut p: Pair) {
         for _ in 0..20 {
             assert_eq!(p.a.poller.poll(&mut out).unwrap(), 0, "round {round}: it is not told yet");
         }
-        p.b.poller.settle();
+        p.b.poller.send_owed_acks();
         while p.a.poller.poll(&mut out).unwrap() == 0 {
             assert!(Instant::now() < deadline, "round {round}: the completion");
         }

@@ -7,7 +7,7 @@
 //! | `metrics` | the Prometheus text format: [`exposition`] |
 //! | `socket` | Unix sockets that only their owner may use: [`private_socket`] |
 //! | `host` | the process, CPUs and devices of this host: [`precautions`], [`CpuList`], [`sysfs`] |
-//! | [`key_flags`] | the flags that set keys of a configuration |
+//! | [`config_flags`] | the flags that set keys of a configuration |
 //! | [`target`] | a target and its commands: flags, orders, status, events, counters, one socket |
 //! | [`mount`] | a mount and its commands: the same, and the lock and the log of a mount |
 //! | [`doctor`] | host facts, and the findings of both doctors |
@@ -15,8 +15,8 @@
 
 pub mod doctor;
 
+pub mod config_flags;
 mod host;
-pub mod key_flags;
 mod log;
 mod metrics;
 pub mod mount;

@@ -15,7 +15,7 @@ use rblk_fabric::{
 use rblk_runtime::spin::SpinMode;
 use rblk_target::cache::{Shard, ShardOptions};
 use rblk_target::data::poll_group::group_thread::{GroupHandle, POLLERS_MAX, Tuning, start};
-use rblk_target::data::poll_group::peers::Peers;
+use rblk_target::data::poll_group::other_groups::OtherGroups;
 use rblk_target::data::poll_group::{FromGroup, PollerMemory, ToGroup};
 use rblk_target::memory::arena::Arena;
 use rblk_target::store::uring::{UringOptions, UringStore};
@@ -94,15 +94,15 @@ fn group() -> (GroupHandle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
         seed: 1,
     };
     let shard = Shard::new(store, part, options, Instant::now());
-    let (outbox, told) = mpsc::unbounded_channel();
-    let peers = Peers::connect(1).unwrap().remove(0);
+    let (to_control, told) = mpsc::unbounded_channel();
+    let others = OtherGroups::connect(1).unwrap().remove(0);
     let tuning = Tuning {
         cpu: None,
         spin: SpinMode::Never,
         slow_io: None,
         stop_timeout: Duration::from_secs(30),
     };
-    (start(0, shard, peers, tuning, outbox).unwrap(), told, arena)
+    (start(0, shard, others, tuning, to_control).unwrap(), told, arena)
 }
 
 /// What the thread says next, unless it says nothing for long.

@@ -128,8 +128,8 @@ fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
             Some((file, host))
         }
     };
-    let question = Ask::SetHost { name: name.clone(), limits };
-    let Response::Host(host) = asked(&socket_of(running)?, question)? else {
+    let ask = Ask::SetHost { name: name.clone(), limits };
+    let Response::Host(host) = asked(&socket_of(running)?, ask)? else {
         return Err(not_understood());
     };
     if let Some((file, host)) = &draft {

@@ -16,8 +16,8 @@ pub(crate) fn session(command: &SessionCommand, output: Output) -> anyhow::Resul
             output.answer(&sessions, || table(&sessions))?;
         }
         SessionCommand::Kick { session, running } => {
-            let question = Ask::Kick { session: session.clone() };
-            let Response::Kicked(ended) = asked(&socket_of(running)?, question)? else {
+            let ask = Ask::Kick { session: session.clone() };
+            let Response::Kicked(ended) = asked(&socket_of(running)?, ask)? else {
                 return Err(not_understood());
             };
             let line = |session: &String| format!("ended the session of {session}\n");

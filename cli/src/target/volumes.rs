@@ -10,7 +10,7 @@ use rblk_config::{
     ByteRate, ByteSize, Exit, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
 };
 use rblk_operate::Output;
-use rblk_operate::target::ask::{Ask, Response, VolumeReport};
+use rblk_operate::target::ask::{Ask, Response, VolumeEdit, VolumeReport};
 use rblk_operate::target::flags::{
     ChangeArgs, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
     VolumeSetArgs, VolumeSnapshotArgs,
@@ -44,8 +44,8 @@ fn add(args: &VolumeAddArgs, output: Output) -> anyhow::Result<Exit> {
     if let Some(file) = &file {
         file.check(&volume)?;
     }
-    let question = Ask::AddVolume { volume: Box::new(volume) };
-    order(&args.place, file.into(), question, VolumeDeed::Served, output)
+    let ask = Ask::AddVolume { volume: Box::new(volume) };
+    order(&args.place, file.into(), ask, VolumeDeed::Served, output)
 }
 
 fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
@@ -62,7 +62,7 @@ fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
         return Err(elsewhere(&args.name, file.path(), "remove it there").into());
     }
     let VolumeRemoveArgs { name, force, drain, .. } = args;
-    let question = Ask::RemoveVolume { name: name.clone(), force: *force, drain: *drain };
+    let ask = Ask::RemoveVolume { name: name.clone(), force: *force, drain: *drain };
     let file = match file {
         // Other commands may write their files for as long as hosts use the volume.
         Some(file) if *drain => {
@@ -71,7 +71,7 @@ fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
         }
         file => file.into(),
     };
-    order(&args.place, file, question, VolumeDeed::Removed, output)
+    order(&args.place, file, ask, VolumeDeed::Removed, output)
 }
 
 fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
@@ -83,8 +83,8 @@ fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
         false => changed_file(&args.place, &args.name)?,
     };
     let VolumeResizeArgs { name, size, shrink, .. } = args;
-    let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
-    order(&args.place, file.into(), question, VolumeDeed::Resized, output)
+    let ask = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
+    order(&args.place, file.into(), ask, VolumeDeed::Resized, output)
 }
 
 /// Whether the file or device gives the size, since no file of the configuration does.
@@ -116,8 +116,7 @@ fn set(args: &VolumeSetArgs, output: Output) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
     let VolumeSetArgs { name, keys, .. } = args;
     let new = keys.over(&VolumeConfig::default())?;
-    let question = Ask::SetVolume {
-        name: name.clone(),
+    let edit = VolumeEdit {
         read_only: keys.has("read_only").then_some(new.read_only),
         cache: new.cache,
         read_ahead: keys.has("read_ahead").then_some(new.read_ahead),
@@ -125,7 +124,8 @@ fn set(args: &VolumeSetArgs, output: Output) -> anyhow::Result<Exit> {
         cache_max: keys.wish("cache_max", new.cache_max),
         limits: keys.limits(new.limits),
     };
-    order(&args.place, file.into(), question, VolumeDeed::Changed, output)
+    let ask = Ask::SetVolume { name: name.clone(), edit };
+    order(&args.place, file.into(), ask, VolumeDeed::Changed, output)
 }
 
 fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
@@ -141,8 +141,8 @@ fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
         );
         return Err(Refusal::new(Exit::AlreadyThere, text).into());
     }
-    let question = Ask::SnapshotVolume { name: args.name.clone(), new_name, path };
-    order(&args.place, file.into(), question, VolumeDeed::Snapshot, output)
+    let ask = Ask::SnapshotVolume { name: args.name.clone(), new_name, path };
+    order(&args.place, file.into(), ask, VolumeDeed::Snapshot, output)
 }
 
 /// The name of a snapshot without one.
@@ -233,13 +233,13 @@ impl VolumeDeed {
 fn order(
     place: &ChangeArgs,
     file: Written,
-    question: Ask,
+    ask: Ask,
     kind: VolumeDeed,
     output: Output,
 ) -> anyhow::Result<Exit> {
     let running = &place.running;
     let done = kind.word();
-    let Response::Volume(report) = asked(&socket_of(running)?, question)? else {
+    let Response::Volume(report) = asked(&socket_of(running)?, ask)? else {
         return Err(not_understood());
     };
     let written = match file {

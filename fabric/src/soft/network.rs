@@ -108,7 +108,7 @@ impl WireState {
         self.wake(End::B);
     }
 
-    fn settle(&mut self, from: End, now: u64) {
+    fn deliver_due(&mut self, from: End, now: u64) {
         let stream = &mut self.streams[from.number()];
         while let Some((count, at)) = stream.arrivals.front().copied()
             && at <= now
@@ -251,7 +251,7 @@ impl Network {
         for wire in &mut state.wires {
             for end in [End::A, End::B] {
                 let before = wire.streams[end.number()].arrived;
-                wire.settle(end, now);
+                wire.deliver_due(end, now);
                 if wire.streams[end.number()].arrived > before {
                     wire.wake(end.other());
                 }
@@ -468,7 +468,7 @@ impl PeerStream for MemoryLink {
         if wire.cut {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        wire.settle(from, now);
+        wire.deliver_due(from, now);
         let stream = &wire.streams[from.number()];
         if stream.stalled || wire.silent {
             return would_block();

@@ -19,9 +19,9 @@ use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::volume::host_identity::host_identity;
 use rblk_initiator::volume::session::Session;
+use rblk_operate::config_flags::ConfigFlags;
+use rblk_operate::config_flags::flag_sets::IdentityFlagSet;
 use rblk_operate::journal::JournalFormat;
-use rblk_operate::key_flags::KeyFlags;
-use rblk_operate::key_flags::key_sets::IdentityKeySet;
 use rblk_operate::mount::flags::{
     CHECKED, Cli, Command, DoctorArgs, MountArgs, RecoverArgs, Report, VhostArgs,
 };
@@ -429,7 +429,7 @@ struct DiscoveredVolume {
 
 fn discover(
     address: &str,
-    identity: &KeyFlags<IdentityKeySet>,
+    identity: &ConfigFlags<IdentityFlagSet>,
     timeout: Duration,
     output: Output,
 ) -> anyhow::Result<()> {

@@ -50,7 +50,7 @@ pub(super) struct ActivePath {
     // Every lane has passed its self-test.
     ready: bool,
     // Some lane may have WRs to post.
-    queued: bool,
+    has_wrs: bool,
     lanes: Box<[Lane]>,
     // By tag, the lane of a request under way.
     lane_of: Box<[LaneIndex]>,
@@ -67,7 +67,8 @@ impl ActivePath {
             let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
             let lanes = lanes.into_iter().enumerate();
             let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
-            let path = Self { poller, terms, sequence, ready: true, queued: false, lanes, lane_of };
+            let path =
+                Self { poller, terms, sequence, ready: true, has_wrs: false, lanes, lane_of };
             return if fits { Ok(path) } else { Err(Box::new(path.end())) };
         }
         let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
@@ -98,7 +99,7 @@ impl ActivePath {
             Lane::begin(index, *qp, &terms, sequence, proofs.get(index), now)
         });
         let lanes = lanes.collect();
-        Ok(Self { poller, terms, sequence, ready: false, queued: true, lanes, lane_of })
+        Ok(Self { poller, terms, sequence, ready: false, has_wrs: true, lanes, lane_of })
     }
 
     /// The path for a later queue, once every lane is tested and no WR is queued.
@@ -172,7 +173,7 @@ impl ActivePath {
             return Err(broken("completion of an unknown RECV"));
         }
         let at = lane.received(terms, slot);
-        self.queued = true;
+        self.has_wrs = true;
         let terms = &self.terms;
         match completion.opcode {
             WcOpcode::RecvWithImm => {
@@ -271,7 +272,7 @@ impl ActivePath {
         bytes: u32,
     ) {
         self.lane_of[command.tag.index()] = index;
-        self.queued = true;
+        self.has_wrs = true;
         let (lane, terms) = self.lane(index);
         lane.queue_command(terms, command, data);
         lane.request_sent(bytes);
@@ -288,7 +289,7 @@ impl ActivePath {
                     let sequence = self.next_sequence();
                     let (lane, terms) = self.lane(index);
                     asked += u64::from(lane.ask(terms, sequence));
-                    self.queued = true;
+                    self.has_wrs = true;
                 }
                 Due::Look => look = true,
                 Due::Dead => return BeatDue::Dead,
@@ -303,13 +304,13 @@ impl ActivePath {
 
     /// Whether some lane may have WRs to post.
     #[inline]
-    pub(super) fn has_queued(&self) -> bool {
-        self.queued
+    pub(super) fn has_wrs(&self) -> bool {
+        self.has_wrs
     }
 
     /// Posts the WRs of all lanes.
     pub(super) fn post(&mut self, stats: &QueueStats) -> Result<(), rblk_fabric::PostError> {
-        self.queued = false;
+        self.has_wrs = false;
         self.lanes.iter_mut().try_for_each(|lane| lane.post(&mut *self.poller, stats))
     }
 

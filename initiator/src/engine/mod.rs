@@ -806,7 +806,7 @@ impl Engine {
     /// Rings the doorbells: for each lane one list of RECVs, and one of SENDs.
     fn post(&mut self) {
         // Without a path no WR was queued.
-        let Some(path) = self.path.as_mut().filter(|path| path.has_queued()) else { return };
+        let Some(path) = self.path.as_mut().filter(|path| path.has_wrs()) else { return };
         if let Err(error) = path.post(&self.stats) {
             tracing::error!(%error, "cannot post");
             self.end_path(PathEnd::Lost(WcStatus::Other(EIO.unsigned_abs())));

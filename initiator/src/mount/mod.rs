@@ -21,8 +21,8 @@
 //!              '> Serving -> UnmountProgress  the loop, and how it ends
 //! Guest                                       a Mount with a socket in place of a device: a guest
 //!                                             has its queues
-//!                    '> Mount -> Volume -> TargetLink -> Course (decides), Tries -> settle
-//!                             |         '> Queues
+//!                    '> Mount -> Volume -> TargetLink -> Course (decides), Tries
+//!                             |         '> Queues           Tries -> resolve_unflushed
 //!                             '> NoteKeeper, Disk
 //! ```
 

@@ -11,7 +11,7 @@ pub struct DescriptorToken(pub u32);
 /// A sleeper that descriptors wake.
 pub(crate) trait DescriptorWatch {
     /// Makes the descriptor wake the sleeper while it is readable. The descriptor stays open until
-    /// it was [unwatched](Self::unwatch) and [`Self::settle`] was called.
+    /// it was [unwatched](Self::unwatch) and [`Self::submit_removals`] was called.
     ///
     /// # Errors
     /// The system's.
@@ -24,5 +24,5 @@ pub(crate) trait DescriptorWatch {
     ///
     /// # Errors
     /// The system's.
-    fn settle(&mut self) -> io::Result<()>;
+    fn submit_removals(&mut self) -> io::Result<()>;
 }

@@ -103,7 +103,7 @@ impl DescriptorWatch for Epoll {
         let _ = self.epoll.delete(&fd);
     }
 
-    fn settle(&mut self) -> io::Result<()> {
+    fn submit_removals(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

@@ -1,13 +1,13 @@
 //! One queue of a volume, as control sees it: how it is started, its mail, and what it tells. The
 //! data thread of a hardware queue is [`crate::front::disk`]. What it has in common with the queue
-//! of a program ([`crate::front::program`]) is [`target_side`].
+//! of a program ([`crate::front::program`]) is [`engine_driver`].
 
 mod descriptor_watch;
+mod engine_driver;
 mod epoll;
 pub mod path_change;
 mod publisher;
 mod queue_paths;
-mod target_side;
 pub mod undestroyed;
 
 use std::io;
@@ -20,9 +20,9 @@ use tokio::sync::oneshot;
 
 pub use self::descriptor_watch::DescriptorToken;
 pub(crate) use self::descriptor_watch::DescriptorWatch;
+pub(crate) use self::engine_driver::{EngineDriver, EngineDriverParts};
 pub(crate) use self::epoll::Epoll;
 pub(crate) use self::queue_paths::MAIL;
-pub(crate) use self::target_side::{TargetParts, TargetSide};
 use self::undestroyed::UndestroyedPath;
 use crate::engine::durability::retain::Retained;
 use crate::engine::path::{DeadPath, Path};

@@ -151,7 +151,7 @@ impl Paths {
             for token in self.token..=self.token + 1 {
                 sleeper.unwatch(DescriptorToken(token));
             }
-            sleeper.settle()?;
+            sleeper.submit_removals()?;
             self.tell_end(end, dead);
         }
         Ok(any)

@@ -23,8 +23,8 @@ use super::queues::Queues;
 use super::reconnect::{
     NotTested, Reconnected, StepAnswer, Tries, Try, TryNews, TryStep, VolumeChanged,
 };
+use super::resolve_unflushed::{UnflushedParts, flush};
 use super::session::{Credentials, Session, VolumeClaim};
-use super::settle::{SettleParts, flush};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
 use super::stuck_data::StuckData;
@@ -423,8 +423,8 @@ impl TargetLink {
     }
 
     /// The arguments to settle which acknowledged writes are durable.
-    fn account(&self, queues: &Queues) -> SettleParts {
-        SettleParts {
+    fn account(&self, queues: &Queues) -> UnflushedParts {
+        UnflushedParts {
             durability: Arc::clone(&self.durability),
             queues: queues.mail(),
             wish: self.setup.wish,
@@ -448,7 +448,9 @@ impl TargetLink {
             TryStep::Opened(volume, answer) => {
                 let verdict = match self.course.opened(&volume) {
                     // The target may take the copies now.
-                    OpenVerdict::Go if self.durability.holds_copies() => OpenVerdict::Settle,
+                    OpenVerdict::Go if self.durability.holds_copies() => {
+                        OpenVerdict::ResolveUnflushed
+                    }
                     verdict => verdict,
                 };
                 StepAnswer::Opened(verdict, answer)

@@ -12,8 +12,8 @@ mod link_lines;
 pub(crate) mod queues;
 pub(crate) mod reconnect;
 pub mod replay;
+pub mod resolve_unflushed;
 pub mod session;
-pub mod settle;
 pub(crate) mod setup;
 pub(crate) mod shared_memory;
 mod stuck_data;
@@ -33,7 +33,7 @@ use tokio::sync::mpsc;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
 use crate::engine::{DigestFailure, PathEnd};
-use crate::queue::{FromQueue, TargetParts};
+use crate::queue::{EngineDriverParts, FromQueue};
 use course::Facts;
 use link::{AfterNote, TargetLink};
 use queues::{QueuePlan, Queues};
@@ -275,7 +275,7 @@ impl Volume {
     pub(crate) fn give_queues(
         &mut self,
         outbox: &mpsc::UnboundedSender<FromQueue>,
-    ) -> anyhow::Result<Vec<TargetParts>> {
+    ) -> anyhow::Result<Vec<EngineDriverParts>> {
         self.make_queues(self.setup().queues, outbox, Queues::give)
     }
 

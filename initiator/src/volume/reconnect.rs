@@ -13,8 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::course::{OpenVerdict, OtherTarget};
 use super::error::SessionError;
+use super::resolve_unflushed::{UnflushedParts, resolve_unflushed};
 use super::session::{QueueWish, Session, VolumeClaim};
-use super::settle::{SettleParts, settle};
 use super::setup::KnownBy;
 use super::task::{self, Running};
 use crate::engine::PathEnd;
@@ -64,7 +64,7 @@ pub(super) struct Try {
     /// Whether the paths are tested before the queues get them.
     pub(super) tests_paths: bool,
     /// The account of durable writes.
-    pub(super) account: SettleParts,
+    pub(super) account: UnflushedParts,
 }
 
 /// A session with a path for every queue that has not left.
@@ -148,7 +148,9 @@ impl Try {
         let volume = session.open(&self.volume_name, self.claim).await?;
         match ask(steps, |answer| TryStep::Opened(Box::new(volume), answer)).await? {
             OpenVerdict::Go => {}
-            OpenVerdict::Settle => settle(session, &volume, &self.account).await?,
+            OpenVerdict::ResolveUnflushed => {
+                resolve_unflushed(session, &volume, &self.account).await?
+            }
             OpenVerdict::Changed(how) => {
                 return Err(VolumeChanged { volume: self.volume_name.to_string(), how }.into());
             }

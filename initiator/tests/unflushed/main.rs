@@ -13,8 +13,8 @@ use rblk_initiator::engine::durability::{Durability, Ledger};
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::volume::replay::{Progress, ReplayError, ReplayOutcome, Replayer, buffers};
+use rblk_initiator::volume::resolve_unflushed::{Judgement, judge};
 use rblk_initiator::volume::session::QueueWish;
-use rblk_initiator::volume::settle::{Judgement, judge};
 use rblk_protocol::{BlockCount, BlockSize, Features, Lba, Opcode, QueueDepth, Status, Tag};
 
 use target::Target;
@@ -235,7 +235,7 @@ impl Bed {
                 }
             };
         }
-        judgement.settle(&self.durability, outcome.unwrap_or(ReplayOutcome::Durable));
+        judgement.enter(&self.durability, outcome.unwrap_or(ReplayOutcome::Durable));
         if outcome.is_some() {
             let is_idle = |block: &usize| !self.busy[*block] && !self.target.bad.contains(block);
             for block in (0..BLOCKS).filter(is_idle) {

@@ -86,24 +86,9 @@ pub enum Ask {
     SetVolume {
         /// The volume's name.
         name: String,
-        /// Refuse writes.
-        #[serde(default)]
-        read_only: Option<bool>,
-        /// Its cache mode.
-        #[serde(default)]
-        cache: Option<CacheMode>,
-        /// How far to read ahead.
-        #[serde(default)]
-        read_ahead: Option<ByteSize>,
-        /// The part of the cache that is reserved for it.
-        #[serde(default)]
-        cache_min: Option<Wish<ByteSize>>,
-        /// The most that it may have of the cache.
-        #[serde(default)]
-        cache_max: Option<Wish<ByteSize>>,
-        /// The new limits.
-        #[serde(default)]
-        limits: LimitsWish,
+        /// The new settings.
+        #[serde(flatten)]
+        edit: VolumeEdit,
     },
     /// Another program takes the place of this one.
     Upgrade {
@@ -137,6 +122,40 @@ pub enum Ask {
         /// apart.
         session: String,
     },
+}
+
+/// Settings of a volume to change. Absent ones stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VolumeEdit {
+    /// Refuse writes.
+    pub read_only: Option<bool>,
+    /// Its cache mode.
+    pub cache: Option<CacheMode>,
+    /// How far to read ahead.
+    pub read_ahead: Option<ByteSize>,
+    /// The part of the cache that is reserved for it.
+    pub cache_min: Option<Wish<ByteSize>>,
+    /// The most that it may have of the cache.
+    pub cache_max: Option<Wish<ByteSize>>,
+    /// The new limits.
+    pub limits: LimitsWish,
+}
+
+impl VolumeEdit {
+    /// The volume with these settings.
+    #[must_use]
+    pub fn on(self, config: &VolumeConfig) -> VolumeConfig {
+        let mut config = config.clone();
+        config.limits = self.limits.on(config.limits);
+        config.read_only = self.read_only.unwrap_or(config.read_only);
+        // The rules of the configuration decide whether its store may have one.
+        config.cache = self.cache.or(config.cache);
+        config.read_ahead = self.read_ahead.unwrap_or(config.read_ahead);
+        config.cache_min = Wish::on(self.cache_min, config.cache_min);
+        config.cache_max = Wish::on(self.cache_max, config.cache_max);
+        config
+    }
 }
 
 /// Limits to change. Absent ones stay, and [`Wish::None`] takes a limit away.
@@ -318,4 +337,30 @@ pub const STOPPING: &str = "the target is stopping";
 /// The response of a target that is stopping.
 pub fn stopping() -> Response {
     Response::refused(STOPPING)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_of_a_volume_stand_beside_its_name() {
+        let edit = VolumeEdit {
+            read_only: Some(true),
+            cache_min: Some(Wish::None),
+            cache_max: Some(Wish::Some(ByteSize(1 << 20))),
+            ..VolumeEdit::default()
+        };
+        let ask = Ask::SetVolume { name: "db".to_owned(), edit };
+        let json = serde_json::to_string(&ask).unwrap();
+        let limits = r#"{"iops":null,"bandwidth":null,"iops_burst":null,"bandwidth_burst":null}"#;
+        let expected = format!(
+            r#"{{"do":"set-volume","name":"db","read_only":true,"cache":null,"read_ahead":null,"cache_min":"none",{}{limits}}}"#,
+            r#""cache_max":{"some":"1MiB"},"limits":"#
+        );
+        assert_eq!(json, expected);
+        assert_eq!(serde_json::from_str::<Ask>(&json).unwrap(), ask);
+        let short: Ask = serde_json::from_str(r#"{"do":"set-volume","name":"db"}"#).unwrap();
+        assert_eq!(short, Ask::SetVolume { name: "db".to_owned(), edit: VolumeEdit::default() });
+    }
 }

@@ -70,9 +70,9 @@ rblk_runtime::counters! {
     /// RDMA WRITEs and READs that did not reach the initiator's memory: its device refused the key,
     /// or the peer no longer answered. Each ended its connection.
     stale_rdma_blocked: Counter Number => "rblk_target_stale_rdma_blocked_total",
-    /// Requests that waited for memory of the arena.
+    /// Times that a request waited for memory of the arena.
     memory_waits: Counter Number => "rblk_target_memory_waits_total",
-    /// Requests that waited for others on the same blocks.
+    /// Times that a request waited for others on the same blocks.
     range_waits: Counter Number => "rblk_target_range_waits_total",
     /// Blocks of 4 KiB that reads found in the cache.
     cache_hits: Counter Number => "rblk_target_cache_hits_total",
@@ -114,9 +114,11 @@ rblk_runtime::counters! {
     landing_slots: Gauge Number => "rblk_target_landing_slots",
     /// Messages to other poll groups.
     peer_messages: Counter Number => "rblk_target_peer_messages_total",
-    /// Commands that waited for a READ credit.
+    /// Times that a command waited for a READ credit.
     read_credit_waits: Counter Number => "rblk_target_read_credit_waits_total",
-    /// Commands that waited for a place in the send queue.
+    /// Times that a command waited for a place in the send queue.
+    ///
+    /// On iWARP also for room for a copy of the data.
     send_credit_waits: Counter Number => "rblk_target_send_credit_waits_total",
     /// Turns of the data thread.
     turns: Counter Number => "rblk_target_turns_total",

@@ -48,8 +48,8 @@ pub(super) enum JobKind {
     Sync,
     /// A discard or zeroing: the store's operation.
     Change(OpKind),
-    /// A range held for a change by another shard.
-    Hold,
+    /// A range locked for a change by another shard.
+    LockRange,
 }
 
 impl JobKind {
@@ -65,7 +65,7 @@ impl JobKind {
             Self::Flush { .. } => "Flush",
             Self::Sync => "Sync",
             Self::Change(_) => "Change",
-            Self::Hold => "Hold",
+            Self::LockRange => "LockRange",
         }
     }
 }

@@ -40,7 +40,7 @@ impl<S: Store> Shard<S> {
         }
         offsets.iter().for_each(|offset| self.core.slots.take_back(*offset));
         self.share_anew();
-        self.settle();
+        self.run_granted();
     }
 
     /// Most slots that may be set apart.

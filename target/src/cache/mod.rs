@@ -2,10 +2,11 @@
 //!
 //! A poll group owns one [`Shard`]: a part of the arena, the store's ring, and every stripe of
 //! [`STRIPE_BYTES`] of every volume that [`shard_of`] gives it. A poll group that serves a command
-//! sends a [`ShardRequest`] to each shard that has a part of the range, its own or another group's.
-//! The answer is a [`ShardReply`]. Poll groups share nothing else, so there is nothing to lock.
-//! Memory that a shard lends ([`Segments`]) is in the one arena that is registered with every
-//! device, so the poll group that serves the command moves data straight to and from it.
+//! calls its own shard, and sends a [`ShardRequest`] to each other shard that has a part of the
+//! range. The answer is a [`ShardReply`]. Shards share no table, so the cache has no lock; the
+//! stores of one backing share its syncs ([`crate::store`]). Memory that a shard lends
+//! ([`Segments`]) is in the one arena that is registered with every device, so the poll group that
+//! serves the command moves data straight to and from it.
 //!
 //! ```text
 //! poll group A: command --> ask shard B: Read ----------------> look up, pin (or fill, then pin)
@@ -17,7 +18,7 @@
 //! | --- | --- |
 //! | `shard_messages.rs` | requests to shards, their replies, and lent memory |
 //! | `shard.rs` | the shard: takes requests, decides the next step of each job |
-//! | `read_job.rs`, `write_job.rs`, `change.rs` | the steps of reads, of writes, and of discards |
+//! | `read_job.rs`, `write_job.rs`, `discard_zero.rs` | the steps of reads, writes and discards |
 //! | `write_backs.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory_queue.rs` | the order in which jobs get memory |
 //! | `minimums.rs`, `slots/minimum.rs` | the cache that a volume keeps when others need memory |
@@ -51,8 +52,8 @@
 
 mod answers;
 mod block_write;
-mod change;
 mod core;
+mod discard_zero;
 mod job;
 mod landing_slots;
 mod lists;

@@ -9,9 +9,9 @@
 //! the store. A request to a volume without a cache needs only memory and the store.
 //!
 //! This file decides the next step of a job: after its memory is allocated, after its lock is
-//! granted, after its store operations ended. The steps are in `read.rs`, `write.rs`, `change.rs`
-//! and `write_backs.rs`. They only call down and return; [`Shard::settle`] later continues the jobs
-//! that they granted locks.
+//! granted, after its store operations ended. The steps are in `read_job.rs`, `write_job.rs`,
+//! `discard_zero.rs` and `write_backs.rs`. They only call down and return; [`Shard::run_granted`]
+//! later continues the jobs that they granted locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use super::slots::Slots;
 use super::stop::{ShardStopping, StopStep, Unsaved};
 use super::store_queue::StoreQueue;
 use super::write_backs::WriteBacks;
-use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change};
+use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, discard_zero};
 use crate::cache::memory_queue::MemoryQueue;
 use crate::cache::read_job::Hit;
 use crate::cache::session_memory::Sessions;
@@ -265,7 +265,7 @@ impl<S: Store> Shard<S> {
     ) {
         let job = read_job::start_missed(&mut self.core, from, volume, offset, len);
         self.enter(job);
-        self.settle();
+        self.run_granted();
     }
 
     /// Takes a request.
@@ -298,28 +298,28 @@ impl<S: Store> Shard<S> {
                 self.write_backs.flush(&mut self.core, Some(from), volume);
             }
             ShardRequest::Sync { from, volume } => self.sync(Some(from), volume),
-            ShardRequest::Change { from, volume, kind, held } => {
+            ShardRequest::Change { from, volume, kind, locked } => {
                 let (offset, len) = kind.range();
                 let job = self.core.start(JobKind::Change(kind), Some(from), volume, offset, len);
-                if held || self.core.volumes.mode(volume) == CacheMode::None {
-                    change::submit(&mut self.core, job);
+                if locked || self.core.volumes.mode(volume) == CacheMode::None {
+                    discard_zero::submit(&mut self.core, job);
                 } else {
                     self.enter(job);
                 }
             }
-            ShardRequest::Hold { from, volume, offset, len } => {
-                let job = self.core.start(JobKind::Hold, Some(from), volume, offset, len);
+            ShardRequest::LockRange { from, volume, offset, len } => {
+                let job = self.core.start(JobKind::LockRange, Some(from), volume, offset, len);
                 self.enter(job);
             }
-            ShardRequest::Unhold { from, job, outcome } => {
+            ShardRequest::UnlockRange { from, job, outcome } => {
                 if let Some(job) = self.find(job) {
-                    change::changed(&mut self.core, &mut self.write_backs, job, outcome);
+                    discard_zero::changed(&mut self.core, &mut self.write_backs, job, outcome);
                     self.core.end(job);
                 }
                 self.core.answers.done(from, Ok(()), Spent::default());
             }
         }
-        self.settle();
+        self.run_granted();
     }
 
     // The job of a name. Only the name's holder ends the job, so the job still exists.
@@ -374,7 +374,7 @@ impl<S: Store> Shard<S> {
         let Some(job) = self.find(job) else { return false };
         self.core.end_promise(job);
         let done = write_job::start(&mut self.core, &mut self.write_backs, job, fua);
-        self.settle();
+        self.run_granted();
         done
     }
 
@@ -486,7 +486,7 @@ impl<S: Store> Shard<S> {
             self.retry_memory();
         }
         self.write_backs.start_due(&mut self.core);
-        self.settle();
+        self.run_granted();
         let trims = self.memory.is_trim_due() && self.trim();
         trims || self.memory.is_short() && self.core.slots.is_cut()
     }
@@ -500,10 +500,10 @@ impl<S: Store> Shard<S> {
                 unknown_op(done);
             }
             if self.core.locks.has_granted() {
-                self.settle();
+                self.run_granted();
             }
         }
-        self.settle();
+        self.run_granted();
     }
 
     #[inline(never)]
@@ -533,10 +533,13 @@ impl<S: Store> Shard<S> {
             JobKind::Read => read_job::finish(core, job),
             JobKind::Write { .. } => write_job::finish(core, write_backs, job),
             JobKind::Merge => write_job::finish_merge(core, write_backs, job),
-            JobKind::Change(_) => change::finish(core, write_backs, job),
+            JobKind::Change(_) => discard_zero::finish(core, write_backs, job),
             JobKind::WriteBack { .. } => write_backs.finish(core, job),
             JobKind::Sync => core.finish(job),
-            kind @ (JobKind::Free | JobKind::Reserve | JobKind::Flush { .. } | JobKind::Hold) => {
+            kind @ (JobKind::Free
+            | JobKind::Reserve
+            | JobKind::Flush { .. }
+            | JobKind::LockRange) => {
                 debug_assert!(false, "an operation of {kind:?} ended");
             }
         }
@@ -555,11 +558,11 @@ impl<S: Store> Shard<S> {
             JobKind::Read => read_job::fill(core, job),
             JobKind::Write { .. } => write_job::locked(core, write_backs, job),
             JobKind::WriteBack { .. } => write_backs.locked(core, job),
-            JobKind::Change(_) => change::submit(core, job),
-            JobKind::Hold => {
+            JobKind::Change(_) => discard_zero::submit(core, job),
+            JobKind::LockRange => {
                 let (from, name) = (core.jobs.peek(job).from, core.jobs.id(job));
                 if let Some(to) = from {
-                    core.answers.reply(ShardReply::Held { to, job: name });
+                    core.answers.reply(ShardReply::RangeLocked { to, job: name });
                 }
             }
             kind => debug_assert!(false, "a lock was granted to {kind:?}"),
@@ -569,7 +572,7 @@ impl<S: Store> Shard<S> {
     // Continues the jobs that were granted their locks. A job that ends at once may grant more
     // locks; their jobs follow.
     #[inline]
-    pub(super) fn settle(&mut self) {
+    pub(super) fn run_granted(&mut self) {
         while let Some(job) = self.core.locks.next_granted() {
             self.on_granted(job);
         }
@@ -623,7 +626,7 @@ impl<S: Store> Shard<S> {
             if self.enter_share(job) {
                 self.stand_in_line(job);
             }
-            self.settle();
+            self.run_granted();
         }
     }
 
@@ -640,7 +643,7 @@ impl<S: Store> Shard<S> {
                 return;
             }
             self.memory.first_served();
-            self.settle();
+            self.run_granted();
         }
     }
 
@@ -655,7 +658,7 @@ impl<S: Store> Shard<S> {
                 state.share.waiting.pop_front();
             }
             self.stand_in_line(job);
-            self.settle();
+            self.run_granted();
         }
     }
 
@@ -678,7 +681,7 @@ impl<S: Store> Shard<S> {
                 }
                 true
             }
-            JobKind::Change(_) | JobKind::Hold => {
+            JobKind::Change(_) | JobKind::LockRange => {
                 let edges = entry.edges_needed();
                 if !core.allocate(job, 0, edges) {
                     return false;
@@ -725,7 +728,7 @@ impl<S: Store> Shard<S> {
             self.write_backs.stop();
             self.stopping = Some(ShardStopping::new(self.core.volumes.writable()));
         }
-        self.settle();
+        self.run_granted();
     }
 
     // Starts the next step of each volume's end.

@@ -297,8 +297,8 @@ pub enum ShardRequest {
         /// The volume.
         volume: VolumeIndex,
     },
-    /// Discards or zeroes a range. The whole range belongs to this shard unless `held`. Answered by
-    /// [`ShardReply::Done`].
+    /// Discards or zeroes a range. The whole range belongs to this shard unless `locked`. Answered
+    /// by [`ShardReply::Done`].
     Change {
         /// The command part to answer.
         from: PartToken,
@@ -306,13 +306,13 @@ pub enum ShardRequest {
         volume: VolumeIndex,
         /// [`OpKind::Discard`] or [`OpKind::WriteZeroes`].
         kind: OpKind,
-        /// Every shard holds the range for the asker: this shard only submits the change to the
+        /// Every shard locked the range for the asker: this shard only submits the change to the
         /// store.
-        held: bool,
+        locked: bool,
     },
-    /// Keeps other jobs away from a range of the store until [`Self::Unhold`]. Reads that the cache
-    /// can answer continue. Answered by [`ShardReply::Held`].
-    Hold {
+    /// Keeps other jobs away from a range of the store until [`Self::UnlockRange`]. Reads that the
+    /// cache can answer continue. Answered by [`ShardReply::RangeLocked`].
+    LockRange {
         /// The command part to answer.
         from: PartToken,
         /// The volume.
@@ -322,12 +322,12 @@ pub enum ShardRequest {
         /// Bytes.
         len: u64,
     },
-    /// Ends a hold. Answered by [`ShardReply::Done`]: after that, no read finds data that the
+    /// Ends a lock. Answered by [`ShardReply::Done`]: after that, no read finds data that the
     /// change made old.
-    Unhold {
+    UnlockRange {
         /// The command part to answer.
         from: PartToken,
-        /// The hold.
+        /// The lock.
         job: JobId,
         /// The outcome of the change at the store.
         outcome: Changed,
@@ -386,11 +386,11 @@ pub enum ShardReply {
         /// The memory for the data.
         memory: Segments,
     },
-    /// Answers [`ShardRequest::Hold`].
-    Held {
+    /// Answers [`ShardRequest::LockRange`].
+    RangeLocked {
         /// The asking command part.
         to: PartToken,
-        /// The hold.
+        /// The lock.
         job: JobId,
     },
     /// Answers the other requests.
@@ -410,7 +410,7 @@ impl ShardReply {
     pub(crate) fn spent(&self) -> Spent {
         match self {
             Self::Read { spent, .. } | Self::Done { spent, .. } => *spent,
-            Self::Reserved { .. } | Self::Held { .. } => Spent::default(),
+            Self::Reserved { .. } | Self::RangeLocked { .. } => Spent::default(),
         }
     }
 
@@ -420,7 +420,7 @@ impl ShardReply {
         match self {
             Self::Read { to, .. }
             | Self::Reserved { to, .. }
-            | Self::Held { to, .. }
+            | Self::RangeLocked { to, .. }
             | Self::Done { to, .. } => *to,
         }
     }

@@ -546,7 +546,7 @@ impl Control {
             }
             FromGroup::SlowIo { group, slow } => events.slow_io(group, &slow, core),
             FromGroup::Stepped { group, ticket, result } => {
-                volumes.stepped(group, ticket, result, core);
+                volumes.group_stepped(group, ticket, result, core);
             }
             FromGroup::Settled { ticket, result, .. } => volumes.settled(ticket, result, core),
             FromGroup::Refused { group, unsaved } => {

@@ -21,7 +21,7 @@ use super::*;
 use crate::cache::{Shard, ShardOptions, Unsaved};
 use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
 use crate::data::poll_group::group_thread::{POLLERS_MAX, Tuning};
-use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::other_groups::OtherGroups;
 use crate::data::poll_group::{PollerMemory, group_thread};
 use crate::memory::arena::Arena;
 use crate::store::uring::{UringOptions, UringStore};
@@ -178,9 +178,9 @@ async fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
 
 /// Poll groups that have ended: control sends them mail, and no thread takes it.
 fn ended_groups() -> Vec<GroupHandle> {
-    let peers = Peers::connect(2).unwrap().into_iter().enumerate();
-    let mut groups: Vec<GroupHandle> = peers
-        .map(|(index, peers)| {
+    let others = OtherGroups::connect(2).unwrap().into_iter().enumerate();
+    let mut groups: Vec<GroupHandle> = others
+        .map(|(index, others)| {
             let arena = Region::allocate(1 << 20, PageKind::Normal).unwrap();
             let store = UringStore::new(Arc::clone(&arena), &UringOptions::default()).unwrap();
             let part = Arena::over(Arc::clone(&arena), 0..1 << 20, 64 << 10).unwrap();
@@ -197,8 +197,8 @@ fn ended_groups() -> Vec<GroupHandle> {
                 slow_io: None,
                 stop_timeout: Duration::ZERO,
             };
-            let (outbox, _) = mpsc::unbounded_channel();
-            let handle = group_thread::start(index, shard, peers, tuning, outbox).unwrap();
+            let (to_control, _) = mpsc::unbounded_channel();
+            let handle = group_thread::start(index, shard, others, tuning, to_control).unwrap();
             handle.mail.send(ToGroup::Stop).unwrap();
             handle
         })

@@ -42,7 +42,7 @@ use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
 use crate::daemon::process_signals::{RELOADS, Signals, StopOrdered, Stops};
 use crate::data::poll_group::group_thread::{GroupHandle, Tuning};
-use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::other_groups::OtherGroups;
 use crate::data::poll_group::{FromGroup, group_thread};
 use crate::memory::arena::Arena;
 use crate::memory::demand;
@@ -177,7 +177,7 @@ async fn run(
         demand: &demand,
         took_over: before.map(|before| before.note().clone()),
     };
-    let (control, outbox) = plan.build(state, opened, devices)?;
+    let (control, from_groups) = plan.build(state, opened, devices)?;
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming, accepting) = accept(listeners, missing, &listen, &outages);
     tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
@@ -191,7 +191,7 @@ async fn run(
     tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let begun = Instant::now();
-    let result = control.run(incoming, outbox, requests).await;
+    let result = control.run(incoming, from_groups, requests).await;
     let http = pages.end(farewell(&result)).await?;
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
     let RunEnd { clean, given_up, departure, .. } = result?;
@@ -313,11 +313,11 @@ impl RunPlan<'_> {
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
         let Self { config, name, auth, listening, outages, away, demand, took_over } = self;
         let arena = demand.allocate(&HostMemory::read())?;
-        let (from_groups, outbox) = mpsc::unbounded_channel();
+        let (to_control, from_groups) = mpsc::unbounded_channel();
         let share = usize::try_from(demand.share())?;
         let groups = poll_groups(config);
-        let handles = start_poll_groups(config, groups, share, &arena, &opened, &from_groups)?;
-        drop(from_groups);
+        let handles = start_poll_groups(config, groups, share, &arena, &opened, &to_control)?;
+        drop(to_control);
         let mut control = Control::new(ControlParts {
             listening,
             outages,
@@ -333,7 +333,7 @@ impl RunPlan<'_> {
         }
         // Nothing can fail from here on.
         control.begin();
-        Ok((control, outbox))
+        Ok((control, from_groups))
     }
 }
 
@@ -540,7 +540,7 @@ fn start_poll_groups(
     share: usize,
     arena: &Arc<Region>,
     opened: &[OpenedVolume],
-    outbox: &mpsc::UnboundedSender<FromGroup>,
+    to_control: &mpsc::UnboundedSender<FromGroup>,
 ) -> anyhow::Result<Vec<GroupHandle>> {
     let io_max = u32::try_from(config.max_io.0).context("max_io")?;
     let extent_max = io_max.max(crate::memory::arena::MIN_EXTENT_BYTES);
@@ -555,7 +555,7 @@ fn start_poll_groups(
     let slow_io = config.slow_io.map(Into::into);
     let stop_timeout = config.stop_timeout.into();
     let mut handles = Vec::new();
-    for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
+    for (index, others) in OtherGroups::connect(groups)?.into_iter().enumerate() {
         let range = index * share..(index + 1) * share;
         let options = UringOptions {
             volumes: places(opened.len())?,
@@ -570,7 +570,7 @@ fn start_poll_groups(
         let tuning = Tuning { cpu, spin: spin_mode(config.transport.spin), slow_io, stop_timeout };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
-        let mut handle = group_thread::start(index, shard, peers, tuning, outbox.clone())?;
+        let mut handle = group_thread::start(index, shard, others, tuning, to_control.clone())?;
         for opened in opened {
             handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
         }

@@ -85,6 +85,11 @@ fn source_files_that_are_named_exist() {
 }
 
 #[test]
+fn source_files_that_comments_name_exist() {
+    assert_none(&sources::comment_faults());
+}
+
+#[test]
 fn the_main_documents_are_short() {
     for (name, most) in BYTES_MAX {
         let bytes = Document::read(name).text.len();

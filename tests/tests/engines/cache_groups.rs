@@ -12,7 +12,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::{STRIPE_BYTES, SlotsOf, shard_of};
-use rblk_target::data::poll_group::peers::PeerMail;
+use rblk_target::data::poll_group::other_groups::GroupMail::ReturnMemory;
 use rblk_target::data::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::SessionIndex;
@@ -395,9 +395,9 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
             if then == IoOp::Write && steps < 100 {
                 // More mail than a group reads in a turn: messages of other groups come after the
                 // requests of its own connections.
-                let peers = rig.groups_mut().nth(by).expect("a group").peers_mut();
+                let others = rig.groups_mut().nth(by).expect("a group").others_mut();
                 for other in (0..groups).filter(|other| *other != by) {
-                    (0..2000).for_each(|_| peers.send(other, PeerMail::Prove(SlotsOf::All)));
+                    (0..2000).for_each(|_| others.send(other, ReturnMemory(SlotsOf::All)));
                 }
             }
             rig.step();
@@ -564,10 +564,10 @@ fn a_group_ends_when_its_mail_is_sent() {
     // The first group has reported that it has no connections; it does not yet read the mail of the
     // other.
     deaf.turn(now);
-    (0..5000).for_each(|_| talker.peers_mut().send(0, PeerMail::Prove(SlotsOf::All)));
+    (0..5000).for_each(|_| talker.others_mut().send(0, ReturnMemory(SlotsOf::All)));
     for _ in 0..20 {
         talker.turn(now);
-        assert!(talker.peers_mut().keeps());
+        assert!(talker.others_mut().keeps());
         assert_eq!(talker.stopped(), None, "what it has to say was not said");
     }
     assert_eq!(deaf.stopped(), None);

@@ -94,7 +94,7 @@ fn data_passes_both_ways_at_any_load() {
 }
 
 /// As many READs of write data as credits allow are under way when reads find no room. The ends of
-/// these READs prove nothing about later WRITEs, but the target asks for a proof all the same.
+/// these READs prove nothing about later WRITEs, but the target asks for a barrier all the same.
 #[test]
 fn reads_and_writes_do_not_starve_each_other_of_room() {
     for seed in 0..30 {

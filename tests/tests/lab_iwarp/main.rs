@@ -2,7 +2,7 @@
 //!
 //! `cargo test` ignores these tests, and `cargo xtask test` cannot run them: Debian's kernels have
 //! no siw. CONTRIBUTING.md describes how to run them by hand. Without an iWARP device they fail.
-//! `tests/iwarp.rs` tests the rules that need no device.
+//! `tests/engines/iwarp.rs` tests the rules that need no device.
 
 #![forbid(unsafe_code)]
 

@@ -15,8 +15,8 @@ use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::queue::ToQueue;
+use rblk_initiator::volume::resolve_unflushed::{UnflushedParts, flush, resolve_unflushed};
 use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
-use rblk_initiator::volume::settle::{SettleParts, flush, settle};
 use rblk_protocol::{
     AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag, WriteVerifier,
 };
@@ -173,13 +173,13 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     runtime.block_on(async {
         let (mut session, now) = open(&target.address).await;
         assert_ne!(now.verifier, volume.verifier);
-        let account = SettleParts {
+        let account = UnflushedParts {
             durability: Arc::clone(&durability),
             queues: vec![mail],
             wish: wish(),
             pulse: Pulse::of(3 * DEADLINE),
         };
-        settle(&mut session, &now, &account).await.unwrap();
+        resolve_unflushed(&mut session, &now, &account).await.unwrap();
         session.logout(DEADLINE).await;
     });
     thread.join().unwrap();
@@ -222,7 +222,7 @@ fn the_last_flush_of_a_process_enters_the_account() {
         engine.connect(path, begun);
         let io = Io::new(IoOp::Write, 0, 4096, volume.block_size).unwrap();
         assert_eq!((run(&mut engine, begun, io), durability.unflushed()), (4096, 1));
-        let account = SettleParts {
+        let account = UnflushedParts {
             durability: Arc::clone(&durability),
             queues: Vec::new(),
             wish: wish(),

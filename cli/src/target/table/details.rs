@@ -1,4 +1,4 @@
-//! Every counter of a target: the part that `status -v` adds.
+//! More counters of a target: the part that `status -v` adds. `-o json` has all of them.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use rblk_operate::figures;
 use rblk_operate::table::{Column, Table, wrapped};
 use rblk_operate::target::status::{SessionStatus, TargetStatus, VolumeStatus};
 
-/// Every counter of a target.
+/// More counters of a target.
 pub(super) fn of(status: &TargetStatus) -> String {
     let mut text = String::new();
     let tables = [

@@ -13,7 +13,7 @@ use rblk_operate::target::status::{
 };
 use rblk_operate::target::warnings::warnings;
 
-/// The state of a target; with `details`, every counter.
+/// The state of a target; with `details`, more counters.
 pub(crate) fn status(status: &TargetStatus, details: bool) -> String {
     let mut text = target(status);
     for warning in warnings(status) {

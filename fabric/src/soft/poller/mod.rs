@@ -20,7 +20,7 @@ use super::domain::{PollerHandle, ProtectionDomain};
 use super::keys::KeyCopy;
 use super::queue_pair::Connection;
 use super::queue_pair::completions::SoftCq;
-use super::wire::gathered::LINES;
+use super::wire::gathered::SEND_BYTES;
 use crate::caps::DeviceCaps;
 use crate::connect::AcceptParams;
 use crate::data_path::DataPath;
@@ -30,7 +30,7 @@ use crate::work::{Completion, Owner, QpIndex, Recvs, SendWr};
 use owner_shares::Shares;
 use qp_set::{AttachedPair, QpSet};
 use schedule::{LinkAsk, QUIET, Schedule};
-use visit::{Visits, pump, settle};
+use visit::{Visits, end_visit, pump};
 use wake::Wake;
 
 /// Size of the staging buffer: one call receives all that a socket holds for a deep queue of small
@@ -47,7 +47,7 @@ struct TurnBuffers {
     // Bytes received that have no place of their own.
     staging: Box<[u8]>,
     // Headers and short payloads to be sent.
-    lines: Box<[u8]>,
+    send_bytes: Box<[u8]>,
     // The buffer of epoll_wait: one entry more than there are QPs.
     events: Vec<EpollEvent>,
 }
@@ -92,7 +92,7 @@ impl Poller {
             owing: Vec::new(),
             buffers: TurnBuffers {
                 staging: vec![0; STAGING].into_boxed_slice(),
-                lines: vec![0; LINES].into_boxed_slice(),
+                send_bytes: vec![0; SEND_BYTES].into_boxed_slice(),
                 events: Vec::new(),
             },
             cq,
@@ -108,7 +108,7 @@ impl Poller {
         let ask = schedule.begin(qps);
         shares.begin_turn();
         let (keys, events) = (keys.read(), &mut buffers.events);
-        let (staging, lines) = (&mut buffers.staging[..], &mut buffers.lines[..]);
+        let (staging, send_bytes) = (&mut buffers.staging[..], &mut buffers.send_bytes[..]);
         let (found, drained, calls) = (false, true, 0);
         let mut visits = Visits {
             keys: &keys,
@@ -117,7 +117,7 @@ impl Poller {
             cq,
             owing,
             staging,
-            lines,
+            send_bytes,
             room,
             found,
             drained,
@@ -144,13 +144,13 @@ impl Poller {
                 }
             });
         }
-        let line = visits.shares.take_line(!visits.cq.is_empty());
-        if !line.is_empty() {
-            visits.serve(line, qps);
+        let queue = visits.shares.take_queue(!visits.cq.is_empty());
+        if !queue.is_empty() {
+            visits.serve(queue, qps);
         }
         let Visits { found, drained, calls, .. } = visits;
-        // The line goes on in the next turn.
-        let drained = drained && !shares.has_line();
+        // The queue goes on in the next turn.
+        let drained = drained && !shares.has_queue();
         counters.link_calls += calls;
         schedule.end(found, drained);
         Ok(())
@@ -168,7 +168,7 @@ impl Poller {
             };
             if attached.pair.acks().age(polls) {
                 let keys = keys_of(attached, keys);
-                if pump(shares, attached, &keys.read(), cq, &mut buffers.lines) {
+                if pump(shares, attached, &keys.read(), cq, &mut buffers.send_bytes) {
                     schedule.go_on();
                 }
                 counters.link_calls += attached.pair.take_calls() + wake.update(attached);
@@ -186,7 +186,7 @@ impl Poller {
     fn after(&mut self, qp: QpIndex) {
         self.schedule.stir();
         if let Some(attached) = self.qps.get_mut(qp) {
-            self.counters.link_calls += settle(&self.wake, attached, &mut self.owing);
+            self.counters.link_calls += end_visit(&self.wake, attached, &mut self.owing);
         }
         self.wake_for_more();
     }
@@ -194,7 +194,7 @@ impl Poller {
     /// A thread that is about to sleep is woken, if the poller has something for it.
     #[inline]
     fn wake_for_more(&mut self) {
-        if self.wake.is_armed() && (!self.cq.is_empty() || self.shares.has_line()) {
+        if self.wake.is_armed() && (!self.cq.is_empty() || self.shares.has_queue()) {
             self.wake.kick();
         }
     }
@@ -274,7 +274,7 @@ impl DataPath for Poller {
     }
 
     fn has_more(&self) -> bool {
-        self.shares.has_line()
+        self.shares.has_queue()
     }
 
     fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> std::result::Result<(), PostError> {
@@ -300,8 +300,8 @@ impl DataPath for Poller {
             attached.pair.flush(&mut self.cq);
         } else if !attached.pair.is_blocked() {
             let keys = keys_of(attached, &self.keys);
-            let (shares, lines) = (&mut self.shares, &mut self.buffers.lines);
-            if pump(shares, attached, &keys.read(), &mut self.cq, lines) {
+            let (shares, send_bytes) = (&mut self.shares, &mut self.buffers.send_bytes);
+            if pump(shares, attached, &keys.read(), &mut self.cq, send_bytes) {
                 self.schedule.go_on();
             }
         }
@@ -349,7 +349,7 @@ impl DataPath for Poller {
         Ok(())
     }
 
-    fn settle(&mut self) {
+    fn send_owed_acks(&mut self) {
         self.acknowledge(0);
     }
 

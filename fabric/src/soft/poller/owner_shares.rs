@@ -4,8 +4,8 @@
 //! The QPs of an owner share one account. While several owners moved bytes lately, each owner may
 //! receive [`RECEIVED`] bytes and send [`SENT`] bytes in a turn. So the bytes in front of an
 //! owner's request are bounded, however many QPs the other owners have. A QP with more to move
-//! waits in a line for the next turn. The line begins with those that got nothing. A turn that
-//! brought completions puts the line off, once, so that the caller answers them first.
+//! waits in a queue for the next turn. The queue begins with those that got nothing. A turn that
+//! brought completions puts the queue off, once, so that the caller answers them first.
 //!
 //! An owner alone is never bounded: more and shorter calls would only cost it time.
 
@@ -51,7 +51,7 @@ struct OwnerAccount {
     sent: usize,
 }
 
-/// The accounts of a poller, and the line of the QPs that wait for their next share.
+/// The accounts of a poller, and the queue of the QPs that wait for their next share.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     accounts: Vec<OwnerAccount>,
@@ -65,10 +65,10 @@ pub(super) struct Shares {
     // QPs that got nothing of their share, and those that used up theirs.
     unserved: Vec<QpIndex>,
     served: Vec<QpIndex>,
-    // The turn before put the line off.
+    // The turn before put the queue off.
     put_off: bool,
-    // The line of the turn, when no turn uses it: its memory is kept.
-    line: Vec<QpIndex>,
+    // The queue of the turn, when no turn uses it: its memory is kept.
+    queue: Vec<QpIndex>,
 }
 
 impl Shares {
@@ -97,10 +97,10 @@ impl Shares {
         *qps = qps.saturating_sub(1);
     }
 
-    /// Makes room in the line for `qps` QPs, so that a turn allocates nothing.
+    /// Makes room in the queue for `qps` QPs, so that a turn allocates nothing.
     pub(super) fn reserve(&mut self, qps: usize) {
-        for line in [&mut self.unserved, &mut self.served, &mut self.line] {
-            line.reserve(qps);
+        for queue in [&mut self.unserved, &mut self.served, &mut self.queue] {
+            queue.reserve(qps);
         }
     }
 
@@ -110,42 +110,42 @@ impl Shares {
         self.served.retain(|waiting| *waiting != qp);
     }
 
-    /// A turn begins: every owner has its whole share again, and the line is that of this turn.
+    /// A turn begins: every owner has its whole share again, and the queue is that of this turn.
     #[inline]
     pub(super) fn begin_turn(&mut self) {
         self.turn += 1;
-        if self.has_line() {
-            self.line_up();
+        if self.has_queue() {
+            self.queue_up();
         }
     }
 
     #[cold]
-    fn line_up(&mut self) {
-        self.line.append(&mut self.unserved);
-        self.line.append(&mut self.served);
+    fn queue_up(&mut self) {
+        self.queue.append(&mut self.unserved);
+        self.queue.append(&mut self.served);
     }
 
-    /// The line of this turn: those that are served behind all others. Empty, if the turn has
-    /// `completions` and puts the line off.
+    /// The queue of this turn: those that are served behind all others. Empty, if the turn has
+    /// `completions` and puts the queue off.
     #[inline]
-    pub(super) fn take_line(&mut self, completions: bool) -> Vec<QpIndex> {
-        if self.line.is_empty() { Vec::new() } else { self.line_unless_put_off(completions) }
+    pub(super) fn take_queue(&mut self, completions: bool) -> Vec<QpIndex> {
+        if self.queue.is_empty() { Vec::new() } else { self.queue_unless_put_off(completions) }
     }
 
     #[cold]
-    fn line_unless_put_off(&mut self, completions: bool) -> Vec<QpIndex> {
+    fn queue_unless_put_off(&mut self, completions: bool) -> Vec<QpIndex> {
         self.put_off = completions && !self.put_off;
         if self.put_off {
-            self.line.append(&mut self.unserved);
-            std::mem::swap(&mut self.line, &mut self.unserved);
+            self.queue.append(&mut self.unserved);
+            std::mem::swap(&mut self.queue, &mut self.unserved);
         }
-        std::mem::take(&mut self.line)
+        std::mem::take(&mut self.queue)
     }
 
-    /// Gives the line back after the turn, so that its memory is used again.
-    pub(super) fn end_line(&mut self, mut line: Vec<QpIndex>) {
-        line.clear();
-        self.line = line;
+    /// Gives the queue back after the turn, so that its memory is used again.
+    pub(super) fn return_queue(&mut self, mut queue: Vec<QpIndex>) {
+        queue.clear();
+        self.queue = queue;
     }
 
     /// Bytes that an owner may still move in this turn.
@@ -188,7 +188,7 @@ impl Shares {
     }
 
     /// A QP has more to move than its owner has left. The caller sees to it that a QP is in the
-    /// line once.
+    /// queue once.
     #[cold]
     pub(super) fn wait(&mut self, qp: QpIndex, served: bool) {
         if served { &mut self.served } else { &mut self.unserved }.push(qp);
@@ -196,7 +196,7 @@ impl Shares {
 
     /// Whether a QP waits for its next share.
     #[inline]
-    pub(super) fn has_line(&self) -> bool {
+    pub(super) fn has_queue(&self) -> bool {
         !self.unserved.is_empty() || !self.served.is_empty()
     }
 }
@@ -247,33 +247,33 @@ mod tests {
     }
 
     #[test]
-    fn the_line_begins_with_those_that_got_nothing() {
+    fn the_queue_begins_with_those_that_got_nothing() {
         let mut shares = Shares::default();
         shares.wait(QpIndex(1), true);
         shares.wait(QpIndex(2), false);
         shares.wait(QpIndex(3), true);
         shares.wait(QpIndex(4), false);
         shares.forget(QpIndex(3));
-        assert!(shares.has_line());
+        assert!(shares.has_queue());
         shares.begin_turn();
-        let line = shares.take_line(false);
-        assert_eq!(line, [QpIndex(2), QpIndex(4), QpIndex(1)]);
-        shares.end_line(line);
-        assert!(!shares.has_line());
+        let queue = shares.take_queue(false);
+        assert_eq!(queue, [QpIndex(2), QpIndex(4), QpIndex(1)]);
+        shares.return_queue(queue);
+        assert!(!shares.has_queue());
     }
 
     #[test]
-    fn a_line_is_put_off_once() {
+    fn a_queue_is_put_off_once() {
         let mut shares = Shares::default();
         shares.wait(QpIndex(1), true);
         shares.begin_turn();
         shares.wait(QpIndex(2), false);
-        assert!(shares.take_line(true).is_empty());
+        assert!(shares.take_queue(true).is_empty());
         shares.begin_turn();
-        let line = shares.take_line(true);
-        assert_eq!(line, [QpIndex(1), QpIndex(2)]);
-        shares.end_line(line);
-        assert!(!shares.has_line());
+        let queue = shares.take_queue(true);
+        assert_eq!(queue, [QpIndex(1), QpIndex(2)]);
+        shares.return_queue(queue);
+        assert!(!shares.has_queue());
     }
 
     #[test]

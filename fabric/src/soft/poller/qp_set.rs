@@ -28,7 +28,7 @@ pub(in crate::soft) struct AttachedPair {
     /// The account of its owner.
     pub(super) account: AccountIndex,
     /// The QP waits for the next share of its owner.
-    pub(super) in_line: bool,
+    pub(super) in_queue: bool,
     /// The poller remembers that it may owe its peer an acknowledgement.
     pub(super) owing: bool,
 }
@@ -36,7 +36,7 @@ pub(in crate::soft) struct AttachedPair {
 impl AttachedPair {
     pub(super) fn new(pair: Box<QueuePair>, account: AccountIndex) -> Self {
         let interest = Cell::new(Interest::None);
-        Self { pair, interest, account, in_line: false, owing: false }
+        Self { pair, interest, account, in_queue: false, owing: false }
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Visits<'a> {
     pub(super) cq: &'a mut SoftCq,
     pub(super) owing: &'a mut Vec<QpIndex>,
     pub(super) staging: &'a mut [u8],
-    pub(super) lines: &'a mut [u8],
+    pub(super) send_bytes: &'a mut [u8],
     /// Completions that the caller takes.
     pub(super) room: usize,
     /// A link brought something, or a QP goes on in the next turn.
@@ -30,14 +30,14 @@ pub(super) struct Visits<'a> {
 }
 
 impl Visits<'_> {
-    /// Visits a QP, unless it waits in the line of its owner. `readable` and `writable`: the
+    /// Visits a QP, unless it waits in the queue of its owner. `readable` and `writable`: the
     /// directions that the link is asked for.
     #[inline]
     pub(super) fn visit(&mut self, attached: &mut AttachedPair, readable: bool, writable: bool) {
         if writable {
             attached.pair.unblock();
         }
-        if attached.in_line {
+        if attached.in_queue {
             return;
         }
         let own = attached.pair.own_keys().cloned();
@@ -57,22 +57,22 @@ impl Visits<'_> {
         if waits {
             wait(self.shares, attached, left < share);
         }
-        let waits = pump(self.shares, attached, keys, self.cq, self.lines) || waits;
+        let waits = pump(self.shares, attached, keys, self.cq, self.send_bytes) || waits;
         self.found |= waits;
         self.drained &= !more && !waits;
-        self.calls += settle(self.wake, attached, self.owing);
+        self.calls += end_visit(self.wake, attached, self.owing);
     }
 
-    /// Visits the QPs in the line.
+    /// Visits the QPs in the queue.
     #[cold]
-    pub(super) fn serve(&mut self, line: Vec<QpIndex>, qps: &mut QpSet) {
-        for index in &line {
+    pub(super) fn serve(&mut self, queue: Vec<QpIndex>, qps: &mut QpSet) {
+        for index in &queue {
             if let Some(attached) = qps.get_mut(*index) {
-                attached.in_line = false;
+                attached.in_queue = false;
                 self.visit(attached, true, false);
             }
         }
-        self.shares.end_line(line);
+        self.shares.return_queue(queue);
     }
 }
 
@@ -84,7 +84,7 @@ pub(super) fn pump(
     attached: &mut AttachedPair,
     keys: &KeyTable,
     cq: &mut SoftCq,
-    lines: &mut [u8],
+    send_bytes: &mut [u8],
 ) -> bool {
     let pair = &mut attached.pair;
     if !pair.wants_to_send() {
@@ -92,7 +92,7 @@ pub(super) fn pump(
     }
     let share = shares.left(attached.account, Way::Out);
     let mut left = share;
-    pair.pump(keys, cq, lines, &mut left);
+    pair.pump(keys, cq, send_bytes, &mut left);
     shares.moved(attached.account, Way::Out, share - left);
     let waits = left == 0 && pair.wants_to_send() && !pair.is_blocked();
     if waits {
@@ -101,10 +101,10 @@ pub(super) fn pump(
     waits
 }
 
-/// Puts a QP into the line for the next share of its owner. `served` says that it used a share.
+/// Puts a QP into the queue for the next share of its owner. `served` says that it used a share.
 #[cold]
 fn wait(shares: &mut Shares, attached: &mut AttachedPair, served: bool) {
-    if !std::mem::replace(&mut attached.in_line, true) {
+    if !std::mem::replace(&mut attached.in_queue, true) {
         shares.wait(attached.pair.index(), served);
     }
 }
@@ -112,7 +112,7 @@ fn wait(shares: &mut Shares, attached: &mut AttachedPair, served: bool) {
 /// Books the visit of a QP: the readiness that epoll watches, an acknowledgement due to the peer,
 /// and the calls made. Returns the calls.
 #[inline]
-pub(super) fn settle(wake: &Wake, attached: &mut AttachedPair, owing: &mut Vec<QpIndex>) -> u64 {
+pub(super) fn end_visit(wake: &Wake, attached: &mut AttachedPair, owing: &mut Vec<QpIndex>) -> u64 {
     if attached.pair.acks().is_due() && !attached.owing {
         attached.owing = true;
         owing.push(attached.pair.index());

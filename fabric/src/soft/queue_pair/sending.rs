@@ -38,12 +38,12 @@ impl QueuePair {
     }
 
     /// Sends frames until the link is full or the bytes of `share` are used up, and reduces
-    /// `share`. `lines` is the buffer for headers and short payloads.
+    /// `share`. `send_bytes` is the buffer for headers and short payloads.
     pub(in crate::soft) fn pump(
         &mut self,
         keys: &KeyTable,
         cq: &mut SoftCq,
-        lines: &mut [u8],
+        send_bytes: &mut [u8],
         share: &mut usize,
     ) {
         while self.wants_to_send() && !self.outbound.is_blocked() && *share > 0 {
@@ -51,7 +51,7 @@ impl QueuePair {
             if !self.outbound.has_frames() {
                 break;
             }
-            let mut gathered = Gathered::new(lines, self.link.most_per_send().min(*share));
+            let mut gathered = Gathered::new(send_bytes, self.link.most_per_send().min(*share));
             let dead = self.outbound.gather(&self.sends, keys, &mut gathered);
             if gathered.pieces().is_empty() {
                 if dead {
@@ -59,9 +59,9 @@ impl QueuePair {
                 }
                 continue;
             }
-            // SAFETY: the pieces are in `lines`, which is not touched during the call, and ranges
-            // that `keys` just found inside live regions, which stay alive and mapped while it is
-            // borrowed.
+            // SAFETY: the pieces are in `send_bytes`, which is not touched during the call, and
+            // ranges that `keys` just found inside live regions, which stay alive and mapped while
+            // it is borrowed.
             match unsafe { self.link.send(gathered.pieces()) } {
                 Ok(moved) => {
                     *share = share.saturating_sub(moved.bytes);

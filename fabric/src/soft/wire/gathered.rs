@@ -11,14 +11,14 @@ use super::frame::HEADER;
 /// Pieces in one call: the answers to 32 reads, with some messages between them, are one call.
 const PIECES: usize = 128;
 /// Bytes of headers and short payloads in one call.
-pub(in crate::soft) const LINES: usize = 16 << 10;
+pub(in crate::soft) const SEND_BYTES: usize = 16 << 10;
 /// A payload up to this size is copied behind its header: a piece of its own costs the kernel more.
 const SHORT: usize = 1 << 10;
 
 /// The pieces of a call, and the buffer of its headers and short payloads.
 pub(in crate::soft) struct Gathered<'a> {
     // Raw, because pieces point into the buffer while more is added behind them.
-    lines: *mut u8,
+    send_bytes: *mut u8,
     room: usize,
     used: usize,
     // Those before `count` are written.
@@ -28,23 +28,23 @@ pub(in crate::soft) struct Gathered<'a> {
     share: usize,
     // The last piece ends where the next bytes of the buffer begin.
     open: bool,
-    _lines: PhantomData<&'a mut [u8]>,
+    _send_bytes: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> Gathered<'a> {
-    /// No pieces yet; `lines` is the buffer. `share` bounds the bytes; the last header and short
-    /// payload may exceed it.
+    /// No pieces yet; `send_bytes` is the buffer. `share` bounds the bytes; the last header and
+    /// short payload may exceed it.
     #[inline]
-    pub(in crate::soft) fn new(lines: &'a mut [u8], share: usize) -> Self {
+    pub(in crate::soft) fn new(send_bytes: &'a mut [u8], share: usize) -> Self {
         Self {
-            lines: lines.as_mut_ptr(),
-            room: lines.len(),
+            send_bytes: send_bytes.as_mut_ptr(),
+            room: send_bytes.len(),
             used: 0,
             pieces: [const { MaybeUninit::uninit() }; PIECES],
             count: 0,
             share,
             open: false,
-            _lines: PhantomData,
+            _send_bytes: PhantomData,
         }
     }
 
@@ -107,7 +107,7 @@ impl<'a> Gathered<'a> {
     unsafe fn copy(&mut self, from: *const u8, len: usize) {
         assert!(len <= self.room - self.used, "has_room");
         // SAFETY: `used <= room`, the length of the buffer.
-        let to = unsafe { self.lines.add(self.used) };
+        let to = unsafe { self.send_bytes.add(self.used) };
         // SAFETY: `from` by the caller's promise; `to` has so much room in a buffer that `self`
         // borrows exclusively, and which no region contains.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) };

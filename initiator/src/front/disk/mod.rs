@@ -104,7 +104,7 @@ impl DescriptorWatch for UblkQueue {
         Self::unwatch(self, token);
     }
 
-    fn settle(&mut self) -> io::Result<()> {
+    fn submit_removals(&mut self) -> io::Result<()> {
         // Submits the removal while the descriptor is still open.
         self.enter(TurnSleep::No).map_err(io::Error::other)
     }

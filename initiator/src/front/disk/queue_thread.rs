@@ -23,7 +23,7 @@ use crate::engine::inflight::WrongState;
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::{DataPlace, MemoryIndex};
 use crate::front::ublk::{BlockOp, BlockRequest, DataAt, TurnSleep, UblkEvent, UblkQueue};
-use crate::queue::{MAIL, TargetParts, TargetSide, ToQueue};
+use crate::queue::{EngineDriver, EngineDriverParts, MAIL, ToQueue};
 
 /// Limit of the polls after an arming, while each finds answers of many requests.
 const LATE_LOOKS: u32 = 4;
@@ -35,7 +35,7 @@ const EINVAL: i32 = 22;
 /// The data thread of one hardware queue.
 pub(super) struct QueueThread {
     ublk: UblkQueue,
-    side: TargetSide,
+    driver: EngineDriver,
     gathering: Gathering,
     block_size: BlockSize,
     // Requests may have their data in the memory of other programs.
@@ -65,7 +65,7 @@ impl QueueThread {
         ublk.fetch_all();
         ublk.enter(TurnSleep::No).map_err(io::Error::other)?;
         let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
-        let side = TargetSide::new(TargetParts {
+        let driver = EngineDriver::new(EngineDriverParts {
             queue,
             depth,
             stride,
@@ -78,7 +78,7 @@ impl QueueThread {
             stats,
         });
         let (gathering, stopping) = (Gathering::default(), false);
-        Ok(Self { ublk, side, gathering, block_size, stopping, shares_memory: shared > 0 })
+        Ok(Self { ublk, driver, gathering, block_size, stopping, shares_memory: shared > 0 })
     }
 
     /// Takes the events of the ring.
@@ -91,20 +91,20 @@ impl QueueThread {
                     self.take_request(tag, &request, now);
                     continue;
                 }
-                UblkEvent::Watch(MAIL) => self.side.clear_mail(),
+                UblkEvent::Watch(MAIL) => self.driver.clear_mail(),
                 // A socket that ended is checked, too.
                 UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _)
-                    if self.side.is_of_path(token) =>
+                    if self.driver.is_of_path(token) =>
                 {
-                    self.side.clear_path_event();
+                    self.driver.clear_path_event();
                 }
                 // A token of an earlier path.
                 UblkEvent::Watch(_) | UblkEvent::WatchEnded(..) => {}
                 UblkEvent::Stopping => {
                     self.stopping = true;
                     // The driver waits for the answers to its requests.
-                    if !self.side.is_leaving() {
-                        self.side.engine_mut().hold(false);
+                    if !self.driver.is_leaving() {
+                        self.driver.engine_mut().hold(false);
                     }
                 }
                 UblkEvent::TagLost(tag, errno) => {
@@ -133,24 +133,24 @@ impl QueueThread {
     #[inline]
     fn submit(&mut self, tag: Tag, io: Io, data: DataAt) -> Result<(), WrongState> {
         if !self.shares_memory {
-            return self.side.engine_mut().submit(tag, io);
+            return self.driver.engine_mut().submit(tag, io);
         }
         let place = match data {
-            DataAt::Buffer => self.side.engine().buffer_of(tag),
+            DataAt::Buffer => self.driver.engine().buffer_of(tag),
             DataAt::Shared { index, offset } => {
-                self.side.stats().shared_memory_bytes.add(io.data_bytes.into());
+                self.driver.stats().shared_memory_bytes.add(io.data_bytes.into());
                 let memory = MemoryIndex::shared(index).ok_or(WrongState(tag.0))?;
                 DataPlace { memory, offset: wide(offset) }
             }
         };
-        self.side.engine_mut().submit_at(tag, io, place)
+        self.driver.engine_mut().submit_at(tag, io, place)
     }
 
     /// One turn of the engine. Returns whether it did any work, and the number of answered
     /// requests.
     fn turn_engine(&mut self, now: Moment) -> (bool, usize) {
-        let Self { side, ublk, gathering, .. } = self;
-        side.turn(now, |tag, result| {
+        let Self { driver, ublk, gathering, .. } = self;
+        driver.turn(now, |tag, result| {
             gathering.answer(tag, now.instant());
             answer(ublk, tag, result);
         })
@@ -158,11 +158,11 @@ impl QueueThread {
 
     /// Whether the thread ends now. Control has its paths then.
     fn ends(&mut self, now: Instant) -> io::Result<bool> {
-        let leaves = self.side.leaves(now);
+        let leaves = self.driver.leaves(now);
         if !(leaves || self.stopping && self.ublk.is_down()) {
             return Ok(false);
         }
-        self.side.send_all_off();
+        self.driver.send_all_off();
         if leaves {
             hand_back(&mut self.ublk)?;
         }
@@ -176,17 +176,17 @@ impl DataThread for QueueThread {
 
     fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
         let now = moment.instant();
-        let mut busy = self.side.begin(&mut self.ublk, moment)?;
+        let mut busy = self.driver.begin(&mut self.ublk, moment)?;
         let events = self.take_events(now);
         let (did, answers) = self.turn_engine(moment);
         busy |= did | (events != Found::Nothing);
-        busy |= self.side.end(&mut self.ublk, now)?;
+        busy |= self.driver.end(&mut self.ublk, now)?;
         if self.ends(now)? {
             return Ok(ControlFlow::Break(()));
         }
         let found = Found::of(busy, events == Found::Io || answers > 0);
         if busy {
-            self.side.after_work();
+            self.driver.after_work();
         }
         // If no more work is expected after I/O, the answers for the driver go with the sleep: one
         // system call.
@@ -194,29 +194,29 @@ impl DataThread for QueueThread {
             Found::Nothing => true,
             Found::Work => false,
             Found::Io => {
-                self.side.engine().is_connected() && !self.stopping && !self.side.is_leaving()
+                self.driver.engine().is_connected() && !self.stopping && !self.driver.is_leaving()
             }
         };
         Ok(ControlFlow::Continue(Turn { found, may_sleep }))
     }
 
     fn awaited(&mut self) -> Option<Hint> {
-        self.side.awaited()
+        self.driver.awaited()
     }
 
     fn arm(&mut self) {
         // The path of a CQ that cannot be armed has ended: the next poll finds that.
-        let _ = self.side.engine_mut().arm();
+        let _ = self.driver.engine_mut().arm();
     }
 
     fn look_again(&mut self, now: Moment) -> Found {
         for _ in 0..LATE_LOOKS {
             let (busy, answers) = self.turn_engine(now);
             let found = Found::of(busy, answers > 0);
-            if self.side.has_news() {
+            if self.driver.has_news() {
                 return Found::of(true, answers > 0);
             }
-            if found != Found::Io || !self.gathering.is_many(self.side.engine().outstanding()) {
+            if found != Found::Io || !self.gathering.is_many(self.driver.engine().outstanding()) {
                 return found;
             }
             // Many more requests are under way: these answers, too, go to the driver with the
@@ -226,24 +226,24 @@ impl DataThread for QueueThread {
     }
 
     fn publish(&mut self, _: Moment) {
-        self.side.publish();
+        self.driver.publish();
     }
 
     fn has_software_device(&mut self) -> bool {
-        self.side.has_software_device()
+        self.driver.has_software_device()
     }
 
     fn longest_sleep(&self, now: Instant) -> Duration {
-        self.side.longest_sleep(now, self.stopping)
+        self.driver.longest_sleep(now, self.stopping)
     }
 
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
         let wait = match sleep {
             None => TurnSleep::No,
-            Some(longest) => self.gathering.wait(longest, self.side.engine().outstanding()),
+            Some(longest) => self.gathering.wait(longest, self.driver.engine().outstanding()),
         };
         self.ublk.enter(wait).map_err(io::Error::other)?;
-        let (ring, stats) = (self.ublk.stats(), self.side.stats());
+        let (ring, stats) = (self.ublk.stats(), self.driver.stats());
         stats.ring_enters.set(ring.enters);
         if stats.sleeps.get() == ring.sleeps {
             return Ok(Woken::DidNotSleep);
@@ -253,11 +253,11 @@ impl DataThread for QueueThread {
     }
 
     fn ask_devices(&mut self) {
-        self.side.clear_path_event();
+        self.driver.clear_path_event();
     }
 
     fn yielded(&mut self) {
-        self.side.stats().yields.add(1);
+        self.driver.stats().yields.add(1);
     }
 }
 

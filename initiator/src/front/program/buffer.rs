@@ -5,8 +5,8 @@
 //! - A slot is in one [`Buffer`], or free. A submitted buffer is inside its request, out of reach
 //!   of the program, and comes back when no device touches it any more.
 //! - The memory is unmapped when the last of three is gone: the queue, its buffers, and the
-//!   registrations of its paths. The registrations go after the QPs (`path.rs`). So late RDMA never
-//!   meets freed memory.
+//!   registrations of its paths. The registrations go after the QPs (`path/mod.rs`). So late RDMA
+//!   never meets freed memory.
 //! - Only the queue hands slots out, so none is reused once the queue is dropped with requests
 //!   under way.
 

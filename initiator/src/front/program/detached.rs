@@ -15,7 +15,7 @@ use super::upkeep::GivenQueue;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{PathEnd, QueueStats};
 use crate::queue::undestroyed::UndestroyedPath;
-use crate::queue::{FromQueue, TargetParts, ToQueue};
+use crate::queue::{EngineDriverParts, FromQueue, ToQueue};
 
 /// The control of one queue.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Detached {
         let memory = Region::allocate(bytes, PageKind::Normal).map_err(io::Error::other)?;
         let (mail, receiver) = crate::queue::mail()?;
         let (outbox, news) = mpsc::unbounded_channel();
-        let parts = TargetParts {
+        let parts = EngineDriverParts {
             queue: 0,
             depth,
             stride: data_max,

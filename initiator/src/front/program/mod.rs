@@ -2,12 +2,12 @@
 //! which has the documentation for its users.
 //!
 //! ```text
-//! program's thread      Queue -> Polled -> TargetSide -> Engine -> path   (the data thread is the
-//!                         |                  ^ mail, v news               program's own)
+//! program's thread      Queue -> Polled -> EngineDriver -> Engine -> path
+//!                         |                  ^ mail, v news (the data thread is the program's own)
 //! rblk-control (tokio)  Volume -> Upkeep -> volume::Volume -> TargetLink -> Course
 //! ```
 //!
-//! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of a disk.
+//! From [`EngineDriver`](crate::queue::EngineDriver) and `Mount` on, the parts are those of a disk.
 
 mod buffer;
 #[doc(hidden)]

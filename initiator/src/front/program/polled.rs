@@ -16,11 +16,11 @@ use super::{Buffer, Completion};
 use crate::engine::inflight::WrongState;
 use crate::engine::io::Io;
 use crate::engine::path::DataPlace;
-use crate::queue::{DescriptorWatch, Epoll, MAIL, TargetParts, TargetSide};
+use crate::queue::{DescriptorWatch, EngineDriver, EngineDriverParts, Epoll, MAIL};
 
 /// A queue that a program drives.
 pub(super) struct Polled {
-    side: TargetSide,
+    driver: EngineDriver,
     epoll: Epoll,
     pending: PendingRequests,
     done: Vec<Completion>,
@@ -35,13 +35,13 @@ impl Polled {
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new(parts: TargetParts) -> io::Result<Self> {
+    pub(super) fn new(parts: EngineDriverParts) -> io::Result<Self> {
         let pending = PendingRequests::new(parts.depth);
         let mut epoll = Epoll::new()?;
-        let side = TargetSide::new(parts);
-        epoll.watch(side.mail_fd(), MAIL)?;
+        let driver = EngineDriver::new(parts);
+        epoll.watch(driver.mail_fd(), MAIL)?;
         let done = Vec::with_capacity(pending.depth());
-        Ok(Self { side, epoll, pending, done, until: Instant::now(), may_have_slept: false })
+        Ok(Self { driver, epoll, pending, done, until: Instant::now(), may_have_slept: false })
     }
 
     /// The requests that are under way.
@@ -50,9 +50,9 @@ impl Polled {
         &self.pending
     }
 
-    /// The target side.
-    pub(super) fn side(&self) -> &TargetSide {
-        &self.side
+    /// The engine driver.
+    pub(super) fn driver(&self) -> &EngineDriver {
+        &self.driver
     }
 
     /// Readable when a turn is due.
@@ -74,7 +74,7 @@ impl Polled {
         let offset = buffer.as_ref().map_or(0, Buffer::offset);
         // First, so that no buffer is handed back while the engine has its request.
         self.pending.put(token, buffer);
-        let engine = self.side.engine_mut();
+        let engine = self.driver.engine_mut();
         engine.begin_turn(now);
         engine.submit_at(tag, io, DataPlace::own(offset))
     }
@@ -88,18 +88,18 @@ impl Polled {
         if self.may_have_slept {
             self.take_events(Duration::ZERO)?;
         }
-        let mut busy = self.side.begin(&mut self.epoll, moment)?;
+        let mut busy = self.driver.begin(&mut self.epoll, moment)?;
         let (did, answers) = self.turn_engine(moment);
         busy |= did;
-        busy |= self.side.end(&mut self.epoll, moment.instant())?;
+        busy |= self.driver.end(&mut self.epoll, moment.instant())?;
         if busy {
-            self.side.after_work();
+            self.driver.after_work();
             // The program may leave the queue now for any time. A target that still waits for an
             // acknowledgement would then give the connection up.
             if self.pending.len() == 0
-                && let Some(poller) = self.side.engine_mut().poller_mut()
+                && let Some(poller) = self.driver.engine_mut().poller_mut()
             {
-                poller.settle();
+                poller.send_owed_acks();
             }
         } else {
             // Also for programs that never sleep.
@@ -110,18 +110,18 @@ impl Polled {
 
     #[inline]
     fn turn_engine(&mut self, moment: Moment) -> (bool, usize) {
-        let Self { side, pending, done, .. } = self;
-        side.turn(moment, |tag: Tag, result| done.extend(pending.take(tag, result)))
+        let Self { driver, pending, done, .. } = self;
+        driver.turn(moment, |tag: Tag, result| done.extend(pending.take(tag, result)))
     }
 
     /// Takes the events of the epoll, and waits at most that long for the first. Returns whether
     /// there was one.
     fn take_events(&mut self, longest: Duration) -> io::Result<bool> {
         self.may_have_slept = false;
-        let Self { side, epoll, .. } = self;
+        let Self { driver, epoll, .. } = self;
         let found = epoll.wait(longest, |token| match token {
-            MAIL => side.clear_mail(),
-            token if side.is_of_path(token) => side.clear_path_event(),
+            MAIL => driver.clear_mail(),
+            token if driver.is_of_path(token) => driver.clear_path_event(),
             // A token of an earlier path.
             _ => {}
         })?;
@@ -130,7 +130,7 @@ impl Polled {
     }
 
     fn not_alone(&self) -> io::Result<()> {
-        match self.side.is_alone() {
+        match self.driver.is_alone() {
             true => Err(io::Error::other("the control thread of the volume ended: open it again")),
             false => Ok(()),
         }
@@ -159,8 +159,8 @@ impl Polled {
         if found != Found::Nothing || !self.done.is_empty() {
             return Ok(None);
         }
-        self.side.publish();
-        Ok(Some(self.side.longest_sleep(moment.instant(), false)))
+        self.driver.publish();
+        Ok(Some(self.driver.longest_sleep(moment.instant(), false)))
     }
 
     /// Starts a wait: turns go on until there are completions, or until that time.
@@ -182,44 +182,44 @@ impl DataThread for Polled {
     }
 
     fn awaited(&mut self) -> Option<Hint> {
-        self.side.awaited()
+        self.driver.awaited()
     }
 
     fn arm(&mut self) {
         // The path of a CQ that cannot be armed has ended: the next poll finds that.
-        let _ = self.side.engine_mut().arm();
+        let _ = self.driver.engine_mut().arm();
     }
 
     fn look_again(&mut self, now: Moment) -> Found {
         let (busy, answers) = self.turn_engine(now);
-        Found::of(busy || self.side.has_news(), answers > 0)
+        Found::of(busy || self.driver.has_news(), answers > 0)
     }
 
     fn publish(&mut self, _: Moment) {
-        self.side.publish();
+        self.driver.publish();
     }
 
     fn has_software_device(&mut self) -> bool {
-        self.side.has_software_device()
+        self.driver.has_software_device()
     }
 
     fn longest_sleep(&self, now: Instant) -> Duration {
-        let longest = self.side.longest_sleep(now, false);
+        let longest = self.driver.longest_sleep(now, false);
         longest.min(self.until.saturating_duration_since(now))
     }
 
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
         let Some(longest) = sleep else { return Ok(Woken::DidNotSleep) };
-        self.side.stats().sleeps.add(1);
+        self.driver.stats().sleeps.add(1);
         Ok(if self.take_events(longest)? { Woken::ByEvent } else { Woken::ByTime })
     }
 
     fn ask_devices(&mut self) {
-        self.side.clear_path_event();
+        self.driver.clear_path_event();
     }
 
     fn yielded(&mut self) {
-        self.side.stats().yields.add(1);
+        self.driver.stats().yields.add(1);
     }
 }
 
@@ -227,7 +227,7 @@ impl Drop for Polled {
     /// Control gets the paths, and destroys them. Memory that their devices may still touch is
     /// mapped until then, because the registrations hold it.
     fn drop(&mut self) {
-        self.side.send_all_off();
-        self.side.tell_stopped(None);
+        self.driver.send_all_off();
+        self.driver.tell_stopped(None);
     }
 }

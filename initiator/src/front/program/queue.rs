@@ -191,7 +191,7 @@ impl Queue {
     /// The present counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let stats = self.polled.side().stats();
+        let stats = self.polled.driver().stats();
         let counts = stats.snapshot();
         Counts {
             answered: stats.answered(),

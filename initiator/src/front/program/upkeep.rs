@@ -11,7 +11,7 @@ use rblk_runtime::spin::SpinMode;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::durability::Durability;
-use crate::queue::{FromQueue, TargetParts};
+use crate::queue::{EngineDriverParts, FromQueue};
 use crate::volume::begin::{First, Front, connect_patiently};
 use crate::volume::course::CourseState;
 use crate::volume::queues::spin_mode;
@@ -37,8 +37,8 @@ pub struct VolumeWish {
 /// The parts of a queue for the program, and its memory.
 #[derive(Debug)]
 pub(crate) struct GivenQueue {
-    /// The parts of the target side.
-    pub(crate) parts: TargetParts,
+    /// The parts of the engine driver.
+    pub(crate) parts: EngineDriverParts,
     /// Depth + spare buffers of `parts.stride` bytes each.
     pub(crate) memory: Arc<Region>,
     /// The time to poll before a sleep.

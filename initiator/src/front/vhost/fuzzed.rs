@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::{GuestDisk, GuestLeft, Memories, Served, ThreadParts};
 use crate::engine::QueueStats;
-use crate::queue::{FromQueue, TargetParts, ToQueue, mail};
+use crate::queue::{EngineDriverParts, FromQueue, ToQueue, mail};
 
 const DEPTH: u16 = 8;
 const STRIDE: usize = 64 << 10;
@@ -55,7 +55,7 @@ impl FuzzedDisk {
             let _ = sender.send(ToQueue::Fail(Some(EIO)));
             mails.push(sender);
             let buffers = Region::allocate(usize::from(DEPTH) * STRIDE, PageKind::Normal);
-            let target = TargetParts {
+            let target = EngineDriverParts {
                 queue,
                 depth: QueueDepth::new(DEPTH).ok_or(io::ErrorKind::InvalidInput)?,
                 stride: STRIDE,

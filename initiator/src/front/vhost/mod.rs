@@ -3,15 +3,15 @@
 //! own memory and the guest's pages: nothing is copied on this host.
 //!
 //! ```text
-//! guest   ring --kick--> rblk-ring-N: GuestRing -> UnderWay -> TargetSide -> Engine -> path
+//! guest   ring --kick--> rblk-ring-N: GuestRing -> UnderWay -> EngineDriver -> Engine -> path
 //!              <--call--                  ^ orders
 //! QEMU    socket ------> rblk-front-end: FrontEnd -> GuestDevice
 //!                                         | memories    ^ news
 //!                        control (tokio): Mount -> TargetLink -> Course
 //! ```
 //!
-//! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of the disk of
-//! a mount. The guest and its front end are not trusted: all their input is checked.
+//! From [`EngineDriver`](crate::queue::EngineDriver) and `Mount` on, the parts are those of the
+//! disk of a mount. The guest and its front end are not trusted: all their input is checked.
 
 mod cut_memory;
 mod event;

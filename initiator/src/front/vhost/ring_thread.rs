@@ -27,7 +27,9 @@ use super::guest_request::ID_BYTES;
 use super::guest_ring::{GuestRing, RingParts};
 use super::ring_orders::{Given, RingOrder};
 use super::under_way::UnderWay;
-use crate::queue::{DescriptorToken, DescriptorWatch, Epoll, MAIL, TargetParts, TargetSide};
+use crate::queue::{
+    DescriptorToken, DescriptorWatch, EngineDriver, EngineDriverParts, Epoll, MAIL,
+};
 
 /// How often a thread polls sources that cannot wake it.
 const LOOK: Duration = Duration::from_millis(1);
@@ -41,8 +43,8 @@ const EIO: i32 = 5;
 /// The parts of a thread.
 #[derive(Debug)]
 pub(crate) struct ThreadParts {
-    /// The parts of the target side.
-    pub(crate) target: TargetParts,
+    /// The parts of the engine driver.
+    pub(crate) target: EngineDriverParts,
     /// Depth buffers of `target.stride` bytes each.
     pub(crate) buffers: Arc<Region>,
     /// Block size of the volume.
@@ -59,7 +61,7 @@ struct Stopping {
 
 /// The thread of one ring.
 pub(super) struct RingThread {
-    side: TargetSide,
+    driver: EngineDriver,
     epoll: Epoll,
     orders: Given,
     under_way: UnderWay,
@@ -83,12 +85,12 @@ impl RingThread {
         let ThreadParts { target, buffers, block_size, id } = parts;
         let under_way = UnderWay::new(&target, buffers, block_size, id);
         let answers = Vec::with_capacity(usize::from(target.depth.get()));
-        let side = TargetSide::new(target);
+        let driver = EngineDriver::new(target);
         let mut epoll = Epoll::new()?;
-        epoll.watch(side.mail_fd(), MAIL)?;
+        epoll.watch(driver.mail_fd(), MAIL)?;
         epoll.watch(std::os::fd::AsFd::as_fd(&orders), ORDERS)?;
         Ok(Self {
-            side,
+            driver,
             epoll,
             orders,
             under_way,
@@ -148,7 +150,7 @@ impl RingThread {
 
     /// Sends a FLUSH of this end. An unanswered earlier FLUSH means that the target is away.
     fn flush(&mut self, reply: SyncSender<bool>) {
-        if self.under_way.flush(&mut self.side) {
+        if self.under_way.flush(&mut self.driver) {
             self.flushing = Some(reply);
         } else {
             let _ = reply.send(false);
@@ -167,7 +169,7 @@ impl RingThread {
             ring.set_memory(Arc::clone(memory));
         }
         if !same {
-            let engine = self.side.engine_mut();
+            let engine = self.driver.engine_mut();
             engine.replace_shared(&new);
             self.under_way.move_to(memory.as_deref(), engine);
         }
@@ -178,7 +180,7 @@ impl RingThread {
     /// Takes requests from the ring. Returns whether there was one.
     fn take_requests(&mut self) -> bool {
         let (Some(ring), Some(memory)) = (&mut self.ring, &self.memory) else { return false };
-        let mut any = self.under_way.go_on(memory, &mut self.side);
+        let mut any = self.under_way.go_on(memory, &mut self.driver);
         if !self.enabled || self.stopping.is_some() {
             return any;
         }
@@ -188,7 +190,7 @@ impl RingThread {
             }
             let Some(chain) = ring.next() else { break };
             any = true;
-            if self.under_way.take(chain, memory, &mut self.side).is_err() {
+            if self.under_way.take(chain, memory, &mut self.driver).is_err() {
                 ring.breaks("a request of it has no place for its status");
             }
         }
@@ -198,8 +200,8 @@ impl RingThread {
     /// One turn of the engine. Returns whether it did any work, and the number of answered requests
     /// of the target.
     fn turn_engine(&mut self, moment: Moment) -> (bool, usize) {
-        let Self { side, answers, .. } = self;
-        let turned = side.turn(moment, |tag, result| answers.push((tag, result)));
+        let Self { driver, answers, .. } = self;
+        let turned = driver.turn(moment, |tag, result| answers.push((tag, result)));
         self.finish();
         turned
     }
@@ -219,7 +221,7 @@ impl RingThread {
             return;
         };
         for (tag, result) in self.answers.drain(..) {
-            self.under_way.answered(tag, result, memory, self.side.stats());
+            self.under_way.answered(tag, result, memory, self.driver.stats());
         }
         while let Some(done) = self.under_way.next_done(memory) {
             ring.put(done);
@@ -235,17 +237,17 @@ impl RingThread {
             return false;
         }
         self.under_way.give_up();
-        self.side.engine_mut().give_up_path();
-        if !self.side.has_let_go() {
+        self.driver.engine_mut().give_up_path();
+        if !self.driver.has_let_go() {
             return false;
         }
-        let Self { side, answers, .. } = self;
-        side.engine_mut().cancel_waiting(EIO, |tag, result| answers.push((tag, result)))
+        let Self { driver, answers, .. } = self;
+        driver.engine_mut().cancel_waiting(EIO, |tag, result| answers.push((tag, result)))
     }
 
     /// Ends a stop once nothing is under way, and a replacement of memory once no device uses the
     /// old one.
-    fn settle(&mut self) {
+    fn end_orders(&mut self) {
         if self.under_way.is_empty()
             && let Some(Stopping { reply, .. }) = self.stopping.take()
         {
@@ -254,7 +256,7 @@ impl RingThread {
             self.enabled = false;
             let _ = reply.send(base);
         }
-        if self.side.has_let_go()
+        if self.driver.has_let_go()
             && let Some(reply) = self.replaced.take()
         {
             let _ = reply.send(());
@@ -263,12 +265,12 @@ impl RingThread {
 
     /// Sleeps and takes the events of the epoll.
     fn take_events(&mut self, longest: Duration) -> io::Result<bool> {
-        let Self { side, epoll, orders, ring, .. } = self;
+        let Self { driver, epoll, orders, ring, .. } = self;
         epoll.wait(longest, |token| match token {
-            MAIL => side.clear_mail(),
+            MAIL => driver.clear_mail(),
             ORDERS => orders.clear_event(),
             KICK => ring.iter_mut().for_each(GuestRing::clear_kick),
-            token if side.is_of_path(token) => side.clear_path_event(),
+            token if driver.is_of_path(token) => driver.clear_path_event(),
             // A token of an earlier path.
             _ => {}
         })
@@ -285,31 +287,31 @@ impl DataThread for RingThread {
         let now = moment.instant();
         let mut busy = self.take_orders(now);
         busy |= self.give_up(now);
-        busy |= self.side.begin(&mut self.epoll, moment)?;
+        busy |= self.driver.begin(&mut self.epoll, moment)?;
         let taken = self.take_requests();
         let (did, answers) = self.turn_engine(moment);
         busy |= did | taken;
-        busy |= self.side.end(&mut self.epoll, now)?;
-        self.settle();
+        busy |= self.driver.end(&mut self.epoll, now)?;
+        self.end_orders();
         if self.orders.ends() {
-            self.side.send_all_off();
-            self.side.tell_stopped(None);
+            self.driver.send_all_off();
+            self.driver.tell_stopped(None);
             return Ok(ControlFlow::Break(()));
         }
         if busy {
-            self.side.after_work();
+            self.driver.after_work();
         }
         let found = Found::of(busy, taken || answers > 0);
         Ok(ControlFlow::Continue(Turn { found, may_sleep: found == Found::Nothing }))
     }
 
     fn awaited(&mut self) -> Option<Hint> {
-        self.side.awaited()
+        self.driver.awaited()
     }
 
     fn arm(&mut self) {
         // The path of a CQ that cannot be armed has ended: the next poll finds that.
-        let _ = self.side.engine_mut().arm();
+        let _ = self.driver.engine_mut().arm();
         if let Some(ring) = &mut self.ring {
             ring.ask_for_kicks();
         }
@@ -319,20 +321,20 @@ impl DataThread for RingThread {
         let takes = self.enabled && self.stopping.is_none() && self.under_way.has_room();
         let offered = takes && self.ring.as_ref().is_some_and(GuestRing::has_some);
         let (busy, answers) = self.turn_engine(moment);
-        let news = self.side.has_news() || self.orders.has_some();
+        let news = self.driver.has_news() || self.orders.has_some();
         Found::of(busy || news, offered || answers > 0)
     }
 
     fn publish(&mut self, _: Moment) {
-        self.side.publish();
+        self.driver.publish();
     }
 
     fn has_software_device(&mut self) -> bool {
-        self.side.has_software_device()
+        self.driver.has_software_device()
     }
 
     fn longest_sleep(&self, now: Instant) -> Duration {
-        let longest = self.side.longest_sleep(now, false);
+        let longest = self.driver.longest_sleep(now, false);
         match &self.stopping {
             _ if self.replaced.is_some() => longest.min(LOOK),
             Some(Stopping { by, .. }) => longest.min(by.saturating_duration_since(now).max(LOOK)),
@@ -342,15 +344,15 @@ impl DataThread for RingThread {
 
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
         let Some(longest) = sleep else { return Ok(Woken::DidNotSleep) };
-        self.side.stats().sleeps.add(1);
+        self.driver.stats().sleeps.add(1);
         Ok(if self.take_events(longest)? { Woken::ByEvent } else { Woken::ByTime })
     }
 
     fn ask_devices(&mut self) {
-        self.side.clear_path_event();
+        self.driver.clear_path_event();
     }
 
     fn yielded(&mut self) {
-        self.side.stats().yields.add(1);
+        self.driver.stats().yields.add(1);
     }
 }

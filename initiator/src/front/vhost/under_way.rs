@@ -23,7 +23,7 @@ use super::guest_request::{
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::DataPlace;
 use crate::engine::{Engine, QueueStats};
-use crate::queue::{TargetParts, TargetSide};
+use crate::queue::{EngineDriver, EngineDriverParts};
 
 /// An unanswered request to the target.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ pub(super) struct UnderWay {
 impl UnderWay {
     /// No requests.
     pub(super) fn new(
-        target: &TargetParts,
+        target: &EngineDriverParts,
         buffers: Arc<Region>,
         block_size: BlockSize,
         id: [u8; ID_BYTES],
@@ -126,7 +126,7 @@ impl UnderWay {
         &mut self,
         chain: DescriptorChain<&GuestMemoryMmap>,
         memory: &GuestMemory,
-        side: &mut TargetSide,
+        driver: &mut EngineDriver,
     ) -> Result<(), NoStatus> {
         let Some(slot) = self.free_slots.pop() else { return Ok(()) };
         let of_slot = &mut self.slots[usize::from(slot)];
@@ -142,19 +142,19 @@ impl UnderWay {
         of_slot.steps = 0;
         let zeroes = matches!(of_slot.request.op(), GuestOp::Discard | GuestOp::WriteZeroes);
         of_slot.owes_flush = self.durable && zeroes;
-        self.begin_steps(slot, memory, side);
+        self.begin_steps(slot, memory, driver);
         Ok(())
     }
 
     /// Continues a request that had no tag for its next step. Returns whether there is one.
-    pub(super) fn go_on(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
+    pub(super) fn go_on(&mut self, memory: &GuestMemory, driver: &mut EngineDriver) -> bool {
         let mut any = false;
         while !self.free_tags.is_empty()
             && let Some(slot) = self.flushes.pop_front()
         {
             any = true;
             let step = GuestRequestStep { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
-            match self.send_flush(false, side) {
+            match self.send_flush(false, driver) {
                 Some(tag) => {
                     self.by_tag[tag.index()] = Some(UnderTag { slot, step });
                     self.slots[usize::from(slot)].steps += 1;
@@ -163,16 +163,16 @@ impl UnderWay {
             }
             self.done_if_done(slot);
         }
-        self.go_on_with_stalled(memory, side) || any
+        self.go_on_with_stalled(memory, driver) || any
     }
 
-    fn go_on_with_stalled(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
+    fn go_on_with_stalled(&mut self, memory: &GuestMemory, driver: &mut EngineDriver) -> bool {
         let Some(slot) = self.stalled.take_if(|_| !self.free_tags.is_empty()) else { return false };
-        self.begin_steps(slot, memory, side);
+        self.begin_steps(slot, memory, driver);
         true
     }
 
-    fn begin_steps(&mut self, slot: u16, memory: &GuestMemory, side: &mut TargetSide) {
+    fn begin_steps(&mut self, slot: u16, memory: &GuestMemory, driver: &mut EngineDriver) {
         loop {
             let GuestRequestSlot { request, .. } = &mut self.slots[usize::from(slot)];
             if request.has_begun() {
@@ -183,7 +183,7 @@ impl UnderWay {
                 return;
             }
             let Some(step) = request.next_step(memory, self.rules) else { break };
-            if !self.begin_step(slot, step, memory, side) {
+            if !self.begin_step(slot, step, memory, driver) {
                 self.slots[usize::from(slot)].request.fail();
             }
         }
@@ -196,7 +196,7 @@ impl UnderWay {
         slot: u16,
         step: GuestRequestStep,
         memory: &GuestMemory,
-        side: &mut TargetSide,
+        driver: &mut EngineDriver,
     ) -> bool {
         let of_slot = &mut self.slots[usize::from(slot)];
         let op = of_slot.request.op();
@@ -217,7 +217,7 @@ impl UnderWay {
                 return false;
             }
         }
-        if side.engine_mut().submit_at(tag, io, place).is_err() {
+        if driver.engine_mut().submit_at(tag, io, place).is_err() {
             self.free_tags.push(tag);
             return false;
         }
@@ -227,10 +227,10 @@ impl UnderWay {
     }
 
     /// Sends a FLUSH for a request of the guest, or for this end. Returns its tag, if it was sent.
-    fn send_flush(&mut self, is_own: bool, side: &mut TargetSide) -> Option<Tag> {
+    fn send_flush(&mut self, is_own: bool, driver: &mut EngineDriver) -> Option<Tag> {
         let io = Io::new(IoOp::Flush, 0, 0, self.block_size)?;
         let tag = self.free_tags.pop()?;
-        let (engine, place) = (side.engine_mut(), DataPlace::own(tag.index() * self.stride));
+        let (engine, place) = (driver.engine_mut(), DataPlace::own(tag.index() * self.stride));
         let sent = match is_own {
             true => engine.submit_unasked_flush(tag, io, place),
             false => engine.submit_at(tag, io, place),
@@ -243,9 +243,9 @@ impl UnderWay {
     }
 
     /// Sends a FLUSH of this end, unknown to the guest. Returns whether it was sent: one at a time.
-    pub(super) fn flush(&mut self, side: &mut TargetSide) -> bool {
+    pub(super) fn flush(&mut self, driver: &mut EngineDriver) -> bool {
         if self.own_flush.is_none() {
-            self.own_flush = self.send_flush(true, side);
+            self.own_flush = self.send_flush(true, driver);
             return self.own_flush.is_some();
         }
         false

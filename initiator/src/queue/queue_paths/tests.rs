@@ -31,7 +31,7 @@ impl DescriptorWatch for Scarce {
         self.watched.retain(|watched| *watched != token);
     }
 
-    fn settle(&mut self) -> io::Result<()> {
+    fn submit_removals(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

@@ -77,7 +77,7 @@ pub enum CourseState {
 /// An act that the caller carries out now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Connect, log in, open, settle on [`OpenVerdict::Settle`], connect the queues. Call
+    /// Connect, log in, open, do as [`OpenVerdict`] says, connect the queues. Call
     /// `Course::logged_in`, `Course::opened` or `Course::fenced`, and at last `Course::arrived` or
     /// `Course::failed`. There is one try at a time.
     Try(Attempt),
@@ -144,7 +144,7 @@ pub enum OpenVerdict {
     /// Connect the queues.
     Go,
     /// First settle the acknowledged writes: the verifier changed.
-    Settle,
+    ResolveUnflushed,
     /// A different volume answered: the course is over. How it changed.
     Changed(&'static str),
 }

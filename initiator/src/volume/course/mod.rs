@@ -390,7 +390,11 @@ impl Course {
         // The target records the generation even if the try fails later.
         self.facts.volume.generation = volume.generation;
         under_way.opened = Some(*volume);
-        if volume.verifier == known.verifier { OpenVerdict::Go } else { OpenVerdict::Settle }
+        if volume.verifier == known.verifier {
+            OpenVerdict::Go
+        } else {
+            OpenVerdict::ResolveUnflushed
+        }
     }
 
     /// Takes an entry about the open volume from the target. Returns whether it is the same volume.

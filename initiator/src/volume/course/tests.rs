@@ -292,7 +292,11 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
         (volume(), 2, OpenVerdict::Go),
         (memory(ephemeral), 1, OpenVerdict::Go),
         (memory(ephemeral), 2, OpenVerdict::Changed("was in the memory of a target that ended")),
-        (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, OpenVerdict::Settle),
+        (
+            OpenReply { verifier: WriteVerifier([2; 16]), ..volume() },
+            2,
+            OpenVerdict::ResolveUnflushed,
+        ),
         (OpenReply { blocks: BlockCount(1023), ..volume() }, 1, OpenVerdict::Go),
         (OpenReply { blocks: BlockCount(4096), ..volume() }, 2, OpenVerdict::Go),
         (
@@ -319,7 +323,7 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
             _ => {
                 assert_eq!(way.course.facts().volume, volume(), "not before the end");
                 let arrival = way.course.arrived(way.now).unwrap();
-                assert_eq!(arrival.verifier_changed, verdict == OpenVerdict::Settle);
+                assert_eq!(arrival.verifier_changed, verdict == OpenVerdict::ResolveUnflushed);
                 assert_eq!(way.course.facts().volume, reply);
                 assert_eq!(way.course.facts().instance, login.instance);
             }

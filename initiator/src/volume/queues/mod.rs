@@ -16,7 +16,7 @@ use crate::engine::durability::retain::RetainRing;
 use crate::engine::durability::{Durability, Ledger};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
-use crate::queue::{FromQueue, MailFate, QueueHandle, TargetParts, ToQueue};
+use crate::queue::{EngineDriverParts, FromQueue, MailFate, QueueHandle, ToQueue};
 use rblk_operate::mount::mount_times::MountTimes;
 use rblk_operate::mount::queue_counts::QueueCounts;
 
@@ -87,7 +87,7 @@ impl Queues {
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(crate) fn give(&mut self, plan: &QueuePlan<'_>) -> anyhow::Result<Vec<TargetParts>> {
+    pub(crate) fn give(&mut self, plan: &QueuePlan<'_>) -> anyhow::Result<Vec<EngineDriverParts>> {
         let wish = plan.setup.wish;
         let mut given = Vec::new();
         for queue in 0..plan.setup.queues {
@@ -95,7 +95,7 @@ impl Queues {
             let stats = Arc::new(QueueStats::default());
             let handle = QueueHandle::without_thread(sender, Arc::clone(&stats));
             self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
-            given.push(TargetParts {
+            given.push(EngineDriverParts {
                 queue,
                 depth: wish.depth,
                 stride: wish.buffer_stride(),

@@ -15,8 +15,8 @@ use super::guest_keys::{UnsuitedKey, must_suit_guests};
 use super::mount_status::MountStatus;
 use super::not_there::{NotInBackground, NotMounted, NotRoot};
 use crate::Output;
-use crate::key_flags::KeyFlags;
-use crate::key_flags::key_sets::{ConnectKeySet, IdentityKeySet, MountKeySet};
+use crate::config_flags::ConfigFlags;
+use crate::config_flags::flag_sets::{ConnectFlagSet, IdentityFlagSet, MountFlagSet};
 
 mod examples;
 
@@ -174,7 +174,7 @@ pub enum Command {
         timeout: Duration,
         /// The keys of both ends.
         #[command(flatten)]
-        identity: KeyFlags<IdentityKeySet>,
+        identity: ConfigFlags<IdentityFlagSet>,
     },
     /// Find what keeps this host from mounting, and print the command that fixes it.
     ///
@@ -198,7 +198,7 @@ pub struct DoctorArgs {
     pub timeout: Duration,
     /// The keys of both ends, and encryption.
     #[command(flatten)]
-    pub keys: KeyFlags<ConnectKeySet>,
+    pub keys: ConfigFlags<ConnectFlagSet>,
     /// Only try the one address, and say how that went.
     #[arg(long, hide = true)]
     pub probe: bool,
@@ -286,7 +286,7 @@ pub struct MountArgs {
     pub take_over: bool,
     /// The keys of the configuration.
     #[command(flatten)]
-    pub keys: KeyFlags<MountKeySet>,
+    pub keys: ConfigFlags<MountFlagSet>,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,

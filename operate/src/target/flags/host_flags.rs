@@ -8,8 +8,8 @@ use rblk_config::key_file::TARGET_KEY_FILE;
 use rblk_protocol::auth::PublicKey;
 
 use super::running_flags::{CONFIG, RunningArgs};
-use crate::key_flags::KeyFlags;
-use crate::key_flags::key_sets::{HostKeySet, LimitKeySet};
+use crate::config_flags::ConfigFlags;
+use crate::config_flags::flag_sets::{HostFlagSet, LimitFlagSet};
 
 /// The commands of `rblk-target key`.
 #[derive(Debug, Subcommand)]
@@ -74,7 +74,7 @@ pub struct HostAddArgs {
     pub volume: Vec<VolumeRight>,
     /// The other keys of the host.
     #[command(flatten)]
-    pub keys: KeyFlags<HostKeySet>,
+    pub keys: ConfigFlags<HostFlagSet>,
     /// The configuration and the target.
     #[command(flatten)]
     pub place: HostPlace,
@@ -87,7 +87,7 @@ pub struct HostSetArgs {
     pub name: String,
     /// The limits.
     #[command(flatten)]
-    pub limits: KeyFlags<LimitKeySet>,
+    pub limits: ConfigFlags<LimitFlagSet>,
     /// Write the change into the configuration too, so that it stays after a restart: into
     /// FILE.d/host-NAME.toml.
     #[arg(long)]

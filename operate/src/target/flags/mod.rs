@@ -16,8 +16,8 @@ use rblk_config::{
 };
 use rblk_protocol::auth::PublicKey;
 
-use crate::key_flags::KeyFlags;
-use crate::key_flags::key_sets::TargetKeySet;
+use crate::config_flags::ConfigFlags;
+use crate::config_flags::flag_sets::TargetFlagSet;
 use crate::target::refusal::Refusal;
 
 pub use host_flags::{
@@ -155,7 +155,7 @@ pub enum Command {
         /// The target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Show every counter, too.
+        /// Show more counters; -o json shows all.
         #[arg(short, long)]
         verbose: bool,
     },
@@ -280,7 +280,7 @@ pub struct ServeArgs {
     pub host: Vec<String>,
     /// The keys of the configuration.
     #[command(flatten)]
-    pub keys: KeyFlags<TargetKeySet>,
+    pub keys: ConfigFlags<TargetFlagSet>,
     /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,

@@ -6,8 +6,8 @@ use clap::{Args, Subcommand};
 use rblk_config::ByteSize;
 
 use super::running_flags::RunningArgs;
-use crate::key_flags::KeyFlags;
-use crate::key_flags::key_sets::{NewVolumeKeySet, VolumeKeySet};
+use crate::config_flags::ConfigFlags;
+use crate::config_flags::flag_sets::{NewVolumeFlagSet, VolumeFlagSet};
 
 /// The commands of `rblk-target volume`.
 #[derive(Debug, Subcommand)]
@@ -87,7 +87,7 @@ pub struct VolumeAddArgs {
     pub null: Option<ByteSize>,
     /// The other keys of the volume.
     #[command(flatten)]
-    pub keys: KeyFlags<NewVolumeKeySet>,
+    pub keys: ConfigFlags<NewVolumeFlagSet>,
     /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
@@ -150,7 +150,7 @@ pub struct VolumeSetArgs {
     pub name: String,
     /// The keys to change.
     #[command(flatten)]
-    pub keys: KeyFlags<VolumeKeySet>,
+    pub keys: ConfigFlags<VolumeFlagSet>,
     /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,

@@ -1,4 +1,4 @@
-//! Discards, zeroing and holds, over blocks in every state.
+//! Discards, zeroing and locked ranges, over blocks in every state.
 
 use super::*;
 
@@ -203,14 +203,14 @@ fn without_a_cache_changes_only_go_to_the_store() {
 }
 
 #[test]
-fn a_hold_keeps_the_store_of_its_range_quiet() {
+fn a_lock_keeps_the_store_of_its_range_quiet() {
     for outcome in [Changed::Yes, Changed::Unknown, Changed::No] {
         let mut case = Setup::new(CacheMode::WriteBack).case();
         case.warm(0, 2 * 4096);
         case.dirty(1, 2 * 4096, 2 * 4096);
-        let hold = case.hold(512, 8 * 4096);
-        let job = case.held(hold);
-        let second = case.hold(4096, 4096);
+        let lock = case.lock_range(512, 8 * 4096);
+        let job = case.locked(lock);
+        let second = case.lock_range(4096, 4096);
         let fill = case.read(6 * 4096, 4096);
         let flush = case.flush();
         let fua = case.write_bytes(7 * 4096, &bytes(2, 7 * 4096, 4096), true);
@@ -222,13 +222,13 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
         if outcome == Changed::Yes {
             let from = case.token();
             let kind = OpKind::Discard { offset: 512, len: 8 * 4096 };
-            case.request(ShardRequest::Change { from, volume: VOLUME, kind, held: true });
+            case.request(ShardRequest::Change { from, volume: VOLUME, kind, locked: true });
             assert_eq!(case.ops(), [kind]);
             case.finish(0);
             assert_eq!(case.done(from.tag), Ok(()));
             assert!(case.is_cached(0));
         }
-        case.unhold(job, outcome);
+        case.unlock_range(job, outcome);
         let cached = [0, 1, 2, 3].map(|block| case.is_cached(block));
         assert_eq!(
             cached,
@@ -238,11 +238,11 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
                 Changed::No => [true; 4],
             }
         );
-        // A second end of a hold: debug builds panic.
+        // A second unlock: debug builds panic.
         if !cfg!(debug_assertions) {
-            case.unhold(job, Changed::Yes);
+            case.unlock_range(job, Changed::Yes);
         }
-        let second = case.held(second);
+        let second = case.locked(second);
         case.finish_all();
         assert_eq!(case.done(fua), Ok(()));
         assert_eq!(case.done(flush), Ok(()));
@@ -252,28 +252,28 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
         let expected = if zeroed { Data(vec![0; 4096]) } else { bytes(1, 2 * 4096, 4096) };
         assert_eq!(case.stored(2 * 4096, 4096), expected);
         assert_eq!(case.hit(7 * 4096, 4096), bytes(2, 7 * 4096, 4096));
-        case.unhold(second, Changed::No);
+        case.unlock_range(second, Changed::No);
         case.end();
     }
 }
 
 /// Jobs granted by one release each continue once, also when one of them ends at once.
 #[test]
-fn a_job_behind_a_hold_continues_once() {
+fn a_job_behind_a_lock_continues_once() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
-    let hold = case.hold(0, 16 * 4096);
-    let job = case.held(hold);
-    let second = case.hold(0, 4096);
+    let lock = case.lock_range(0, 16 * 4096);
+    let job = case.locked(lock);
+    let second = case.lock_range(0, 4096);
     let fill = case.read(2 * 4096, 4096);
     // The read's block is cached when it gets its lock, so it ends at once.
     let read = case.read(4 * 4096, 4096);
     case.dirty(1, 4 * 4096, 4096);
     let last = case.read(6 * 4096, 4096);
-    case.unhold(job, Changed::No);
+    case.unlock_range(job, Changed::No);
     assert_eq!(case.got(read), Ok(bytes(1, 4 * 4096, 4096)));
     assert_eq!(case.ranges(), [(2 * 4096, 4096), (6 * 4096, 4096)]);
-    let second = case.held(second);
-    case.unhold(second, Changed::No);
+    let second = case.locked(second);
+    case.unlock_range(second, Changed::No);
     case.finish_all();
     assert_eq!(case.got(fill), Ok(bytes(0, 2 * 4096, 4096)));
     assert_eq!(case.got(last), Ok(bytes(0, 6 * 4096, 4096)));
@@ -285,19 +285,19 @@ fn a_job_behind_a_hold_continues_once() {
 #[test]
 fn a_job_that_ends_at_once_lets_the_next_continue() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
-    let hold = case.hold(0, 16 * 4096);
-    let job = case.held(hold);
+    let lock = case.lock_range(0, 16 * 4096);
+    let job = case.locked(lock);
     let fill = case.read(0, 4096);
     let chain: Vec<_> = (0..8).map(|_| case.read(4 * 4096, 4096)).collect();
-    let behind = case.hold(4 * 4096, 4096);
+    let behind = case.lock_range(4 * 4096, 4096);
     case.dirty(1, 4 * 4096, 4096);
-    case.unhold(job, Changed::No);
+    case.unlock_range(job, Changed::No);
     assert_eq!(case.ranges(), [(0, 4096)]);
     for tag in chain {
         assert_eq!(case.got(tag), Ok(bytes(1, 4 * 4096, 4096)));
     }
-    let behind = case.held(behind);
-    case.unhold(behind, Changed::No);
+    let behind = case.locked(behind);
+    case.unlock_range(behind, Changed::No);
     case.finish_all();
     assert_eq!(case.got(fill), Ok(bytes(0, 0, 4096)));
     case.wait(DELAY);

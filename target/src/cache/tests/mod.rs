@@ -343,7 +343,7 @@ impl Case {
 
     fn change(&mut self, kind: OpKind) -> Tag {
         let from = self.token();
-        self.request(ShardRequest::Change { from, volume: VOLUME, kind, held: false });
+        self.request(ShardRequest::Change { from, volume: VOLUME, kind, locked: false });
         from.tag
     }
 
@@ -351,22 +351,22 @@ impl Case {
         self.change(OpKind::Discard { offset, len })
     }
 
-    fn hold(&mut self, offset: u64, len: u64) -> Tag {
+    fn lock_range(&mut self, offset: u64, len: u64) -> Tag {
         let from = self.token();
-        self.request(ShardRequest::Hold { from, volume: VOLUME, offset, len });
+        self.request(ShardRequest::LockRange { from, volume: VOLUME, offset, len });
         from.tag
     }
 
-    fn held(&mut self, tag: Tag) -> JobId {
+    fn locked(&mut self, tag: Tag) -> JobId {
         match self.replies.remove(&tag) {
-            Some(ShardReply::Held { job, .. }) => job,
+            Some(ShardReply::RangeLocked { job, .. }) => job,
             other => panic!("{tag:?}: {other:?}"),
         }
     }
 
-    fn unhold(&mut self, job: JobId, outcome: Changed) {
+    fn unlock_range(&mut self, job: JobId, outcome: Changed) {
         let from = self.token();
-        self.request(ShardRequest::Unhold { from, job, outcome });
+        self.request(ShardRequest::UnlockRange { from, job, outcome });
         assert_eq!(self.done(from.tag), Ok(()));
     }
 

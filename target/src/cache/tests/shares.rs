@@ -80,7 +80,7 @@ impl Case {
         assert_eq!(self.done(sync), Ok(()), "{what}");
         let kind = OpKind::WriteZeroes { offset: at + 512, len: 4096, may_unmap: true };
         let change =
-            self.ask(|from| ShardRequest::Change { from, volume: WELL, kind, held: false });
+            self.ask(|from| ShardRequest::Change { from, volume: WELL, kind, locked: false });
         self.work();
         assert!(self.is_answered(change), "{what}: a change does not end");
         assert_eq!(self.done(change), Ok(()), "{what}");
@@ -203,7 +203,7 @@ fn a_stuck_store_has_half_of_the_operations() {
                     let (offset, len) = (at * 512 + (3 << 20), 512);
                     let kind = OpKind::Discard { offset, len };
                     let volume = STUCK;
-                    case.ask(|from| ShardRequest::Change { from, volume, kind, held: false })
+                    case.ask(|from| ShardRequest::Change { from, volume, kind, locked: false })
                 })
                 .collect();
             // Ops of a cache that share a block wait for each other; these do not.

@@ -22,7 +22,6 @@ use super::reread::Reread;
 use super::snapshot;
 use crate::control::ToControl;
 use crate::control::requests::{departure, reconfigure, trace_stream};
-use crate::control::volumes::volume_edit::VolumeEdit;
 use rblk_operate::target::ask::{Ask, Response, VolumeReport, stopping};
 use rblk_operate::target::refusal::Refusal;
 
@@ -196,10 +195,7 @@ async fn answer(requests: &mpsc::Sender<ToControl>, reread: &Arc<Reread>, ask: A
         Ask::ResizeVolume { name, size, shrink } => {
             changed(orders::resize(requests, reread, name, size, shrink).await)
         }
-        Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, cache_max, limits } => {
-            let wish = VolumeEdit { read_only, cache, read_ahead, cache_min, cache_max, limits };
-            changed(orders::set(requests, reread, name, wish).await)
-        }
+        Ask::SetVolume { name, edit } => changed(orders::set(requests, reread, name, edit).await),
         Ask::SnapshotVolume { name, new_name, path } => {
             let report = snapshot::take(requests, reread, &name, new_name, path).await;
             changed(report)

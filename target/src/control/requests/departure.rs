@@ -19,7 +19,7 @@ use rblk_config::TargetConfig;
 use rblk_protocol::Name;
 use tokio::sync::mpsc;
 
-use super::orders::{asked, carry};
+use super::orders::{asked, send_change};
 use super::predecessor::{Agreed, Predecessor};
 use super::remembered::Remembered;
 use super::reread::{Reread, with_files};
@@ -347,7 +347,7 @@ pub(in crate::control) async fn upgrade(
     program: PathBuf,
     force: bool,
 ) -> Response {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let Some(before) = asked(requests, |reply| ToControl::MayUpgrade(force, reply)).await else {
         return stopping();
     };
@@ -365,7 +365,7 @@ pub(in crate::control) async fn upgrade(
     for volume in volumes {
         let name = volume.clone();
         let change = (VolumeChange::WriteBack { name }, ChangeFiles::default());
-        if let Err(error) = carry(requests, change, true).await
+        if let Err(error) = send_change(requests, change, true).await
             && !force
         {
             if requests.is_closed() || error == STOPPING {

@@ -14,11 +14,10 @@ use super::reread::{Reread, with_files};
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
 use crate::control::volumes::change_files::ChangeFiles;
-use crate::control::volumes::volume_edit::VolumeEdit;
 use crate::control::volumes::wanted::anew;
 use crate::control::volumes::{ChangeOutcome, ChangedVolume};
 use crate::pool::opening::{OpenedVolume, open_one};
-use rblk_operate::target::ask::{Response, VolumeReport, stopping};
+use rblk_operate::target::ask::{Response, VolumeEdit, VolumeReport, stopping};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
 
@@ -31,7 +30,7 @@ pub(in crate::control) async fn add(
     reread: &Reread,
     volume: VolumeConfig,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let name = volume.name.clone();
     // Before its store is opened: this target may hold it.
     if running(requests, &name).await.is_ok() {
@@ -51,8 +50,8 @@ pub(in crate::control) async fn remove(
     name: String,
     force: bool,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
-    sound(requests, VolumeChange::Remove { name, which: None, force }).await
+    let _lock = reread.lock_changes().await;
+    change_if_store_fit(requests, VolumeChange::Remove { name, which: None, force }).await
 }
 
 /// Gives a volume another size; none: that of its file or device.
@@ -63,8 +62,8 @@ pub(in crate::control) async fn resize(
     size: Option<ByteSize>,
     shrink: bool,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
-    sound(requests, VolumeChange::Resize { name, size, shrink }).await
+    let _lock = reread.lock_changes().await;
+    change_if_store_fit(requests, VolumeChange::Resize { name, size, shrink }).await
 }
 
 /// Gives a volume other values.
@@ -72,11 +71,11 @@ pub(in crate::control) async fn set(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     name: String,
-    wish: VolumeEdit,
+    edit: VolumeEdit,
 ) -> Result<VolumeReport, Refusal> {
-    let _turn = reread.turn().await;
-    let config = wish.on(&running(requests, &name).await?);
-    sound(requests, VolumeChange::Become(config)).await
+    let _lock = reread.lock_changes().await;
+    let config = edit.on(&running(requests, &name).await?);
+    change_if_store_fit(requests, VolumeChange::Become(config)).await
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
@@ -109,12 +108,12 @@ pub(in crate::control) async fn remove_when_unused(
             if let Some(failure) = failure {
                 break Response::Error(failure);
             }
-            let _turn = tokio::select! {
-                turn = reread.turn() => turn,
+            let _lock = tokio::select! {
+                lock = reread.lock_changes() => lock,
                 _ = &mut gone => break given_up(),
             };
             let removal = VolumeChange::Remove { name: name.clone(), which, force: false };
-            match sound(requests, removal).await {
+            match change_if_store_fit(requests, removal).await {
                 Ok(report) => return Response::Volume(Box::new(report)),
                 // A host may have come back since the look.
                 Err(error) => failure = Some(error),
@@ -157,7 +156,7 @@ pub(crate) async fn asked<T>(
 
 /// Carries out a change, with the open files that it works with. `alone`: see
 /// [`ToControl::Change`].
-pub(in crate::control) async fn carry(
+pub(in crate::control) async fn send_change(
     requests: &mpsc::Sender<ToControl>,
     (change, files): (VolumeChange, ChangeFiles),
     alone: bool,
@@ -173,7 +172,7 @@ pub(in crate::control) async fn change(
     change: (VolumeChange, ChangeFiles),
 ) -> Result<VolumeReport, String> {
     let name = change.0.name().to_owned();
-    let ChangedVolume { config, bytes, given_up } = carry(requests, change, true).await?;
+    let ChangedVolume { config, bytes, given_up } = send_change(requests, change, true).await?;
     let (store_fault, contradiction) = (None, None);
     Ok(VolumeReport {
         name,
@@ -194,7 +193,7 @@ pub(in crate::control) async fn store_faults(
 }
 
 /// Carries out a change that is no part of a reload, if the store of the volume is fit for it.
-async fn sound(
+async fn change_if_store_fit(
     requests: &mpsc::Sender<ToControl>,
     wanted: VolumeChange,
 ) -> Result<VolumeReport, Refusal> {

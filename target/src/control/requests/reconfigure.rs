@@ -17,7 +17,7 @@ use rblk_config::{
 };
 use tokio::sync::mpsc;
 
-use super::orders::{asked, carry, open, store_faults, unfit};
+use super::orders::{asked, open, send_change, store_faults, unfit};
 use super::reread::{Reading, Reread};
 use crate::control::ToControl;
 use crate::control::core::{Hosts, VolumeChange};
@@ -53,7 +53,7 @@ pub(in crate::control) async fn limit_host(
     name: String,
     limits: LimitsWish,
 ) -> Result<HostConfig, Refusal> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let answer = asked(requests, |reply| ToControl::LimitHost(name, limits, reply)).await;
     answer.unwrap_or_else(|| Err(STOPPING.into()))
 }
@@ -77,7 +77,7 @@ pub(crate) async fn everything(
     reread: &Arc<Reread>,
     dry_run: bool,
 ) -> Result<ReloadReport, String> {
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let nothing = |error: String| format!("nothing was reloaded: {error}");
     let (config, reading) = reread.read().await.map_err(nothing)?;
     let running = asked(requests, ToControl::Running).await;
@@ -230,7 +230,7 @@ async fn carry_all(
     for change in changes {
         let undo = undo_of(&change.0, before);
         let removed = change.0.is_removal().then(|| change.0.name().to_owned());
-        match carry(requests, change, false).await {
+        match send_change(requests, change, false).await {
             Ok(_) => {
                 back.extend(undo);
                 gone.extend(removed);
@@ -238,7 +238,7 @@ async fn carry_all(
             Err(mut error) => {
                 for undo in back.into_iter().rev() {
                     let undo = (undo, ChangeFiles::default());
-                    if let Err(more) = carry(requests, undo, false).await {
+                    if let Err(more) = send_change(requests, undo, false).await {
                         tracing::error!(error = more, "a change of a volume cannot be led back");
                         error += &format!("; a change before it cannot be undone: {more}");
                     }
@@ -295,7 +295,7 @@ mod tests {
         runtime.block_on(async {
             let (requests, mut orders) = mpsc::channel(1);
             let reread = reread();
-            let _turn = reread.turn().await;
+            let _lock = reread.lock_changes().await;
             for time in 1..=2 {
                 let control = async {
                     let Some(ToControl::Hosts(read, reading, reply)) = orders.recv().await else {

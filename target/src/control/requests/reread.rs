@@ -46,7 +46,7 @@ pub(crate) struct Reread {
     required: bool,
     /// One change at a time, so that the last reading is used last. Not for hosts, which may have
     /// to lose rights at once.
-    turn: Mutex<()>,
+    changes: Mutex<()>,
     /// The latest, and one at a time.
     readings: Mutex<Reading>,
 }
@@ -59,13 +59,13 @@ impl Reread {
         read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let required = started.authentication() == Auth::Required;
-        let (turn, readings) = (Mutex::new(()), Mutex::default());
-        Arc::new(Self { read: Box::new(read), target, has_file, required, turn, readings })
+        let (changes, readings) = (Mutex::new(()), Mutex::default());
+        Arc::new(Self { read: Box::new(read), target, has_file, required, changes, readings })
     }
 
-    /// Waits for a turn. Until the guard is dropped, nothing else changes.
-    pub(in crate::control) async fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().await
+    /// Waits for the change before. Until the guard is dropped, nothing else changes.
+    pub(in crate::control) async fn lock_changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().await
     }
 
     /// The name of the target.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rblk_config::{Exit, StoreKind, TargetConfig, VolumeConfig};
 use tokio::sync::mpsc;
 
-use super::orders::{asked, carry, change, open, store_faults};
+use super::orders::{asked, change, open, send_change, store_faults};
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
@@ -31,7 +31,7 @@ pub(in crate::control) async fn take(
     path: Option<PathBuf>,
 ) -> Result<VolumeReport, Refusal> {
     // One change at a time.
-    let _turn = reread.turn().await;
+    let _lock = reread.lock_changes().await;
     let running = asked(requests, ToControl::Running).await.ok_or("the target is stopping")?;
     let config = config_of(&running, name, new_name, path)?;
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {
@@ -40,7 +40,7 @@ pub(in crate::control) async fn take(
     let fault = store_faults(requests).await?.remove(name);
     let mut file = Unserved::begin(to).await?;
     let files = ChangeFiles::of_snapshot(Arc::clone(&file.file));
-    carry(requests, (VolumeChange::Snapshot { name: name.to_owned() }, files), true).await?;
+    send_change(requests, (VolumeChange::Snapshot { name: name.to_owned() }, files), true).await?;
     file.keep(from).await?;
     match serve(requests, reread, config).await {
         Ok(report) => {

@@ -5,7 +5,6 @@
 pub(super) mod change_files;
 mod settling;
 mod store_work;
-pub(super) mod volume_edit;
 pub(super) mod wanted;
 
 use std::collections::HashMap;
@@ -210,6 +209,7 @@ impl Volumes {
         if is_alone {
             running.check_volume(change.name(), config.as_ref())?;
         }
+        // Before memory is allocated, which a refused change does not need.
         core.judge(change, &volume).map_err(|error| error.to_string())?;
         if let (true, Some(before)) = (change.alters(), core.volume(volume.index)) {
             take_memory(Arc::make_mut(&mut volume), before)?;
@@ -494,7 +494,7 @@ impl Volumes {
     }
 
     /// A poll group has done a step, or cannot.
-    pub(super) fn stepped(
+    pub(super) fn group_stepped(
         &mut self,
         group: usize,
         ticket: StepTicket,

@@ -35,7 +35,7 @@ const LONGEST: usize = 4;
 /// The memory of a [`Bounce`], which control registers in the PD of the QP.
 #[derive(Debug)]
 pub struct BounceMemory {
-    // The landing of READs: `LONGEST` extents, and a page for proofs.
+    // The landing of READs: `LONGEST` extents, and a page for barriers.
     landing: MemoryRegion,
     // The source of WRITEs: `LONGEST` extents.
     outgoing: MemoryRegion,
@@ -163,8 +163,8 @@ impl Bounce {
         self.landing_short = false;
     }
 
-    /// The landing of proof READs: a page of their own, so that a proof never waits.
-    pub(super) fn proof_sge(&self) -> Option<Sge> {
+    /// The landing of barriers: a page of their own, so that a barrier never waits.
+    pub(super) fn barrier_sge(&self) -> Option<Sge> {
         self.memory.landing.sge(self.memory.extents().end, SCRATCH_BYTES)
     }
 
@@ -175,7 +175,7 @@ impl Bounce {
         self.outgoing_short
     }
 
-    /// Allocates room for the data of the next WRITE. False: there is no room until a proof shows
+    /// Allocates room for the data of the next WRITE. False: there is no room until a barrier shows
     /// that earlier WRITEs have left.
     pub(super) fn prepare(&mut self, bytes: u32) -> bool {
         debug_assert!(self.prepared.is_none(), "prepared and not sent");
@@ -219,8 +219,8 @@ impl Bounce {
         }
     }
 
-    /// Whether enough was sent to justify the READ of a proof.
-    pub(super) fn wants_proof(&self) -> bool {
+    /// Whether enough was sent to justify a barrier.
+    pub(super) fn wants_barrier(&self) -> bool {
         let bytes = self.memory.extents().len();
         !self.sent.is_empty() && (self.outgoing_short || self.outgoing.free_bytes() < bytes / 2)
     }
@@ -263,31 +263,31 @@ mod tests {
         assert_eq!(bounce.land(LONG), None);
         assert!(bounce.is_landing_short());
         assert_eq!(bounce.land(4096), None, "there is room, and it is for the first");
-        assert!(bounce.proof_sge().is_some(), "a proof needs no room");
+        assert!(bounce.barrier_sge().is_some(), "a barrier needs no room");
         bounce.landed(extents.pop().unwrap());
         assert!(!bounce.is_landing_short() && bounce.land(LONG).is_some());
     }
 
     #[test]
-    fn sent_extents_return_only_by_proof_and_in_order() {
+    fn sent_extents_return_only_by_barrier_and_in_order() {
         let mut bounce = bounce();
         for position in 1..=4 {
             assert!(bounce.prepare(LONG));
             assert!(bounce.prepared_sge(LONG).is_some());
             bounce.sent(position * 10);
         }
-        assert!(!bounce.prepare(4096) && bounce.is_outgoing_short() && bounce.wants_proof());
+        assert!(!bounce.prepare(4096) && bounce.is_outgoing_short() && bounce.wants_barrier());
         for position in [5, 11, 51] {
             bounce.read_queued(position);
         }
         bounce.read_completed();
         assert!(bounce.is_outgoing_short(), "nothing was sent before that READ");
         bounce.read_completed();
-        assert!(!bounce.is_outgoing_short() && bounce.wants_proof(), "three of four are out");
+        assert!(!bounce.is_outgoing_short() && bounce.wants_barrier(), "three of four are out");
         assert!(bounce.prepare(LONG));
         bounce.sent(50);
         bounce.read_completed();
-        assert!(!bounce.wants_proof());
+        assert!(!bounce.wants_barrier());
         assert_eq!(bounce.outgoing.free_bytes(), 4 * wide(LONG));
     }
 }

@@ -22,7 +22,7 @@ use super::queued_sends::SIGNAL_INTERVAL;
 const SPARE_RECVS: usize = 1;
 /// Bytes of a reply area of an admin connection.
 pub const REPLY_AREA_BYTES: usize = 4096;
-/// Bytes that a proof READ moves.
+/// Bytes that a barrier moves.
 pub const SCRATCH_BYTES: u32 = 64;
 
 /// Sizes of a connection's memory and queues.

@@ -134,14 +134,14 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A connection with a QP that was just attached. `sends_prove`: a completed WRITE proves that
+    /// A connection with a QP that was just attached. `sends_free`: a completed WRITE means that
     /// the peer has the bytes (not so on iWARP). Messages land in the slots of `landing`, if given.
     /// Every receive buffer is queued.
     pub(crate) fn new(
         place: QpPlace,
         mut params: ConnectionParams,
         landing: Option<Landing>,
-        sends_prove: bool,
+        sends_free: bool,
         now: Instant,
     ) -> Self {
         let layout = *params.memory.layout();
@@ -164,7 +164,7 @@ impl Connection {
             receives,
             sends: QueuedSends::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),
-            pins: Pins::new(wide(send_wrs), sends_prove),
+            pins: Pins::new(wide(send_wrs), sends_free),
             bounce: bounce.map(Box::new),
             read_ahead: ReadAhead::default(),
             params,
@@ -474,7 +474,7 @@ impl Connection {
         immediate: Option<Immediate>,
         ends: bool,
     ) -> u64 {
-        // Without a scratch to read, only a signaled WR can prove that the memory is free.
+        // Without a scratch to read, only a signaled WR can show that the memory is free.
         let must_signal = ends && !self.pins.has_scratch();
         self.sends.queue_write(tag, sges, remote, immediate, must_signal)
     }
@@ -635,7 +635,7 @@ impl Connection {
     #[inline]
     pub(crate) fn send_completed(&mut self, is_read: bool) -> Option<u64> {
         let done = self.sends.completed();
-        (is_read || self.pins.sends_prove()).then_some(done)
+        (is_read || self.pins.sends_free()).then_some(done)
     }
 
     /// A send WR completed without error.
@@ -659,53 +659,53 @@ impl Connection {
         self.pins.bytes() + parts.map(Part::awaited_bytes).sum::<u64>()
     }
 
-    /// Whether a proof should free pinned memory now: where completed sends prove nothing, only
-    /// proofs bound the pinned memory.
+    /// Whether a barrier should free pinned memory now: where completed sends free nothing, only
+    /// barriers bound the pinned memory.
     #[inline]
     pub(crate) fn has_much_pinned(&self) -> bool {
-        !self.pins.sends_prove() && self.has_much_unproven()
+        !self.pins.sends_free() && self.has_much_unfreed()
     }
 
-    fn has_much_unproven(&self) -> bool {
+    fn has_much_unfreed(&self) -> bool {
         match &self.bounce {
-            Some(bounce) => bounce.wants_proof(),
+            Some(bounce) => bounce.wants_barrier(),
             None => self.pins.len() >= self.requests.len() / 2,
         }
     }
 
-    /// The peer's page to read as a proof that pinned memory was sent, unless another completion on
-    /// its way will prove it, or credits are missing.
-    pub(crate) fn wants_proof(&self) -> Option<KeyedDescriptor> {
-        let proven = match &self.bounce {
+    /// The peer's page to read as a barrier behind pinned memory, unless another completion on its
+    /// way will free it, or credits are missing.
+    pub(crate) fn wants_barrier(&self) -> Option<KeyedDescriptor> {
+        let is_freed = match &self.bounce {
             // Sent extents are no shard's memory: no other connection waits for them.
-            Some(bounce) => self.pins.is_proving() || !bounce.wants_proof(),
+            Some(bounce) => self.pins.has_barrier() || !bounce.wants_barrier(),
             None => {
-                let position = self.pins.needs_proof()?;
-                self.pins.sends_prove() && self.sends.credits().will_prove(position)
+                let position = self.pins.needs_barrier()?;
+                self.pins.sends_free() && self.sends.credits().will_prove(position)
             }
         };
-        if self.is_live() && !proven && self.may_read() { self.pins.scratch() } else { None }
+        if self.is_live() && !is_freed && self.may_read() { self.pins.scratch() } else { None }
     }
 
-    /// Queues a READ of this many bytes that serves as a proof.
-    pub(crate) fn queue_proof(&mut self, scratch: KeyedDescriptor, bytes: u32) {
-        self.pins.proof_queued();
+    /// Queues a READ of this many bytes that serves as a barrier.
+    pub(crate) fn queue_barrier(&mut self, scratch: KeyedDescriptor, bytes: u32) {
+        self.pins.barrier_queued();
         self.reads.take();
         let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
-        let page = self.bounce.as_ref().and_then(|bounce| bounce.proof_sge());
+        let page = self.bounce.as_ref().and_then(|bounce| bounce.barrier_sge());
         let sges = SgeList::one(page.unwrap_or_else(|| self.memory().scratch_sge(bytes)));
-        let at = self.sends.queue(WrKind::Proof, SendOp::Read(remote), &sges, true, false);
+        let at = self.sends.queue(WrKind::Barrier, SendOp::Read(remote), &sges, true, false);
         if let Some(bounce) = &mut self.bounce {
             bounce.read_queued(at);
         }
     }
 
-    /// The proof READ completed.
-    pub(crate) fn proof_done(&mut self) {
-        self.pins.proof_done();
+    /// The barrier completed.
+    pub(crate) fn barrier_done(&mut self) {
+        self.pins.barrier_done();
     }
 
-    /// The self-test named a page of the peer that stays readable, for proofs.
+    /// The self-test named a page of the peer that stays readable, for barriers.
     pub(crate) fn set_peer_scratch(&mut self, scratch: KeyedDescriptor) {
         self.pins.set_scratch(KeyedDescriptor { length: SCRATCH_BYTES, ..scratch });
         self.takes_blocks = matches!(self.params.kind, ConnectionKind::Io { .. });

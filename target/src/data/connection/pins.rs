@@ -3,8 +3,9 @@
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
 //! completed, whatever the peer does with the tag. iWARP differs: there a completed WRITE only
 //! means that TCP has the bytes and may yet send them from our memory (soft-iWARP does); only a
-//! READ of the peer's scratch proves that they are sent. But there answers are sent from copies
-//! ([`super::Bounce`]), so a shard has its memory back at once, and no memory is pinned here.
+//! READ of the peer's scratch, a barrier, shows that they are sent. But there answers are sent from
+//! copies ([`super::Bounce`]), so a shard has its memory back at once, and no memory is pinned
+//! here.
 
 use std::collections::VecDeque;
 
@@ -24,39 +25,39 @@ struct Pin {
 #[derive(Debug)]
 pub(super) struct Pins {
     pins: VecDeque<Pin>,
-    sends_prove: bool,
+    sends_free: bool,
     // A page of the peer that stays readable, named in the self-test.
     scratch: Option<KeyedDescriptor>,
-    proving: bool,
+    barrier_queued: bool,
 }
 
 impl Pins {
-    /// Pins with room for `send_wrs` entries. `sends_prove`: a completed WRITE proves that the peer
+    /// Pins with room for `send_wrs` entries. `sends_free`: a completed WRITE means that the peer
     /// has the bytes.
-    pub(super) fn new(send_wrs: usize, sends_prove: bool) -> Self {
+    pub(super) fn new(send_wrs: usize, sends_free: bool) -> Self {
         let pins = VecDeque::with_capacity(send_wrs);
-        Self { pins, sends_prove, scratch: None, proving: false }
+        Self { pins, sends_free, scratch: None, barrier_queued: false }
     }
 
-    /// Whether a completed WRITE proves that the peer has the bytes.
+    /// Whether a completed WRITE means that the peer has the bytes.
     #[inline]
-    pub(super) fn sends_prove(&self) -> bool {
-        self.sends_prove
+    pub(super) fn sends_free(&self) -> bool {
+        self.sends_free
     }
 
-    /// The page of the peer that a proof reads.
+    /// The page of the peer that a barrier reads.
     #[inline]
     pub(super) fn scratch(&self) -> Option<KeyedDescriptor> {
         self.scratch
     }
 
-    /// Whether the peer named a page for proofs.
+    /// Whether the peer named a page for barriers.
     #[inline]
     pub(super) fn has_scratch(&self) -> bool {
         self.scratch.is_some()
     }
 
-    /// The self-test named the page for proofs.
+    /// The self-test named the page for barriers.
     pub(super) fn set_scratch(&mut self, scratch: KeyedDescriptor) {
         self.scratch = Some(scratch);
     }
@@ -85,23 +86,23 @@ impl Pins {
         self.pins.iter().map(|pin| pin.memory.bytes()).sum()
     }
 
-    /// Position of the newest pin that no proof on its way will release, if any.
-    pub(super) fn needs_proof(&self) -> Option<u64> {
-        if self.proving { None } else { self.pins.back().map(|pin| pin.position) }
+    /// Position of the newest pin that no barrier on its way will release, if any.
+    pub(super) fn needs_barrier(&self) -> Option<u64> {
+        if self.barrier_queued { None } else { self.pins.back().map(|pin| pin.position) }
     }
 
-    /// Whether a proof is on its way.
-    pub(super) fn is_proving(&self) -> bool {
-        self.proving
+    /// Whether a barrier is on its way.
+    pub(super) fn has_barrier(&self) -> bool {
+        self.barrier_queued
     }
 
-    /// A proof READ is on its way.
-    pub(super) fn proof_queued(&mut self) {
-        self.proving = true;
+    /// A barrier is on its way.
+    pub(super) fn barrier_queued(&mut self) {
+        self.barrier_queued = true;
     }
 
-    /// The proof READ completed.
-    pub(super) fn proof_done(&mut self) {
-        self.proving = false;
+    /// The barrier completed.
+    pub(super) fn barrier_done(&mut self) {
+        self.barrier_queued = false;
     }
 }

@@ -16,8 +16,8 @@ pub(crate) enum WrKind {
     Answer(Tag),
     /// RDMA WRITE of an answer's data, with or without the answer.
     WriteData(Tag),
-    /// RDMA READ of the peer's scratch, which proves that all earlier WRs are done.
-    Proof,
+    /// RDMA READ of the peer's scratch, which completes only when all earlier WRs are done.
+    Barrier,
 }
 
 impl WrKind {
@@ -28,7 +28,7 @@ impl WrKind {
             Self::Recv(buffer) => (0u64, 0, buffer),
             Self::ReadData(tag, part) => (1, part.0, tag.0),
             Self::Answer(tag) => (2, 0, tag.0),
-            Self::Proof => (3, 0, 0),
+            Self::Barrier => (3, 0, 0),
             Self::WriteData(tag) => (4, 0, tag.0),
         };
         WrId(kind << 24 | u64::from(part) << 16 | u64::from(index))
@@ -42,7 +42,7 @@ impl WrKind {
             0 => Self::Recv(index),
             1 => Self::ReadData(Tag(index), part),
             2 => Self::Answer(Tag(index)),
-            3 => Self::Proof,
+            3 => Self::Barrier,
             4 => Self::WriteData(Tag(index)),
             _ => return None,
         })
@@ -56,7 +56,7 @@ impl WrKind {
 
     /// Whether the WR is an RDMA WRITE or READ, which needs a key of the peer's memory.
     pub(crate) fn is_one_sided(self) -> bool {
-        matches!(self, Self::ReadData(..) | Self::WriteData(_) | Self::Proof)
+        matches!(self, Self::ReadData(..) | Self::WriteData(_) | Self::Barrier)
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
             WrKind::ReadData(Tag(1024), PartIndex(7)),
             WrKind::Answer(Tag(0)),
             WrKind::WriteData(Tag(1024)),
-            WrKind::Proof,
+            WrKind::Barrier,
         ] {
             assert_eq!(WrKind::from_id(kind.id()), Some(kind));
             assert!(kind.id().0 <= WrId::MASK);

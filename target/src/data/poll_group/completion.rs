@@ -6,11 +6,11 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{CapsuleError, ConnectionKind, Opcode, Tag};
 
 use super::PollGroup;
-use super::lines::Line;
-use super::turn::GroupState;
+use super::group_state::GroupState;
+use super::log_lines::LogLine;
 use crate::data::connection::{AdmittedCommand, Connection, Served, Violation, WrKind};
 use crate::data::poll_group::command::respond::finish;
-use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
+use crate::data::poll_group::command::{admin, block, reply, send_barrier, write};
 use crate::data::request::{CommandOutcome, Request};
 use crate::store::Store;
 
@@ -63,16 +63,16 @@ impl<S: Store> PollGroup<S> {
     /// when no completion came.
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
-        self.turn.time.cq_age.found(self.turn.time.us);
+        self.state.time.cq_age.found(self.state.time.us);
         for at in 0..count {
             let completion = self.reaped[at];
             // The QP's connection ended: its remaining completions have no effect.
-            let Some(index) = self.turn.pollers.connection_at(poller, completion.qp) else {
+            let Some(index) = self.state.pollers.connection_at(poller, completion.qp) else {
                 continue;
             };
             if completion.status == WcStatus::Success {
-                self.serve(wide(index), |connection, turn| {
-                    on_success(connection, turn, &completion)
+                self.serve(wide(index), |connection, group| {
+                    on_success(connection, group, &completion)
                 });
             } else {
                 self.on_failure(wide(index), completion.status, completion.id);
@@ -91,16 +91,16 @@ impl<S: Store> PollGroup<S> {
         // A flushed WR was never sent. Any other failed WR found no memory: its key is dead, or the
         // QP in front of it.
         let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
-        self.turn.stats.stale_rdma_blocked.add(u64::from(blocked));
+        self.state.stats.stale_rdma_blocked.add(u64::from(blocked));
         let parting = Parting::of(connection, status);
         if parting == Parting::Lost
             && status != WcStatus::Flushed
-            && self.turn.may_log(Line::Failed)
+            && self.state.may_log(LogLine::Failed)
         {
             let peer = &connection.params().peer;
             tracing::info!(peer, ?status, wr = ?kind, "connection failed");
         }
-        self.turn.stats.lost_connections.add(u64::from(parting == Parting::Lost));
+        self.state.stats.lost_connections.add(u64::from(parting == Parting::Lost));
         self.end(index, parting.reason());
     }
 }
@@ -109,7 +109,7 @@ impl<S: Store> PollGroup<S> {
 #[inline]
 fn on_success<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     completion: &Completion,
 ) -> Served {
     debug_assert!(connection.is_live(), "a connection that ended has no QP");
@@ -117,7 +117,7 @@ fn on_success<S: Store>(
     if completion.opcode == WcOpcode::Recv
         && let Some(buffer) = WrKind::recv_of(completion.id)
     {
-        return on_message(connection, turn, buffer, completion.byte_len);
+        return on_message(connection, group, buffer, completion.byte_len);
     }
     let kind = WrKind::from_id(completion.id);
     let kind = kind.filter(|kind| !matches!(kind, WrKind::Recv(_)));
@@ -125,19 +125,19 @@ fn on_success<S: Store>(
     connection.note_progress();
     let is_read = match kind {
         WrKind::ReadData(tag, part) => {
-            turn.io = true;
+            group.io = true;
             connection.read_completed();
-            write::on_read(connection, turn, tag, part)?;
+            write::on_read(connection, group, tag, part)?;
             true
         }
-        WrKind::Proof => {
-            send_proof::done(connection);
+        WrKind::Barrier => {
+            send_barrier::done(connection);
             true
         }
         WrKind::Answer(_) | WrKind::WriteData(_) | WrKind::Recv(_) => false,
     };
-    send_proof::completed(connection, turn, is_read);
-    reply::on_credits(connection, turn)
+    send_barrier::completed(connection, group, is_read);
+    reply::on_credits(connection, group)
 }
 
 /// A message came: one command or, if the peers agreed on lists, several. Each is served like a
@@ -145,11 +145,11 @@ fn on_success<S: Store>(
 #[inline(never)]
 fn on_message<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     buffer: u16,
     bytes: u32,
 ) -> Served {
-    connection.begin_message(buffer, bytes, turn.time.now)?;
+    connection.begin_message(buffer, bytes, group.time.now)?;
     let mut message = connection.message(buffer, bytes);
     loop {
         // By reference: commands are not copied.
@@ -157,12 +157,12 @@ fn on_message<S: Store>(
             None => break,
             Some(Ok(command)) => {
                 let (tag, admitted) = (command.tag, connection.admit(command, &mut message)?);
-                on_command(connection, turn, tag, admitted)?;
+                on_command(connection, group, tag, admitted)?;
                 if message.is_over() {
                     break;
                 }
             }
-            Some(Err(error)) => return Err(bad_command(connection, turn, *error)),
+            Some(Err(error)) => return Err(bad_command(connection, group, *error)),
         }
     }
     connection.release_message(&message);
@@ -174,12 +174,12 @@ fn on_message<S: Store>(
 #[inline(never)]
 fn bad_command<S: Store>(
     connection: &Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     error: CapsuleError,
 ) -> Violation {
     let corrupted = error == CapsuleError::Digest;
-    turn.stats.digest_mismatches.add(u64::from(corrupted));
-    if turn.may_log(Line::BadCommand) {
+    group.stats.digest_mismatches.add(u64::from(corrupted));
+    if group.may_log(LogLine::BadCommand) {
         tracing::warn!(peer = connection.params().peer, %error, "bad command");
     }
     Violation("bad command")
@@ -189,19 +189,19 @@ fn bad_command<S: Store>(
 #[inline]
 fn on_command<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     admitted: AdmittedCommand,
 ) -> Served {
     match admitted {
         AdmittedCommand::Block => {
-            turn.io = true;
-            return block::start(connection, turn, tag);
+            group.io = true;
+            return block::admit_by_limits(connection, group, tag);
         }
-        AdmittedCommand::Admin => admin::forward(connection, turn, tag),
-        AdmittedCommand::SelfTest => return admin::self_test(connection, turn, tag),
+        AdmittedCommand::Admin => admin::forward(connection, group, tag),
+        AdmittedCommand::SelfTest => return admin::self_test(connection, group, tag),
         AdmittedCommand::Answer(status) => {
-            finish(connection, turn, tag, CommandOutcome::of(status))
+            finish(connection, group, tag, CommandOutcome::of(status))
         }
     }
     Ok(())

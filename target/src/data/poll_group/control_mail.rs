@@ -8,7 +8,7 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_runtime::Moment;
 
 use super::access::Opened;
-use super::lines::Line;
+use super::log_lines::LogLine;
 use super::{FromGroup, Notice, PollGroup, ToGroup};
 use crate::cache::{SLOT_BYTES, Shard};
 use crate::data::connection::{Connection, ConnectionParams, Landing, QpPlace};
@@ -21,23 +21,23 @@ impl<S: Store> PollGroup<S> {
     /// Carries out one message of control.
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
         // Commands may start now. The time of the last look at the CQs stays as it was.
-        let looked = self.turn.time.us;
-        self.turn.tick(Moment::from(now));
+        let looked = self.state.time.us;
+        self.state.tick(Moment::from(now));
         self.expect_rare_work();
         self.carry_out(mail);
-        self.turn.time.us = looked;
+        self.state.time.us = looked;
         self.post_all();
     }
 
     fn carry_out(&mut self, mail: ToGroup) {
         match mail {
             ToGroup::AddPoller { place, poller, memory } => {
-                let put = self.turn.pollers.put(place, poller, memory);
+                let put = self.state.pollers.put(place, poller, memory);
                 debug_assert!(put, "control filled place {place} twice");
             }
             ToGroup::AddVolume { volume, backing: _, stats, registered: _, step: None } => {
                 self.add_to_shard(&volume, Arc::clone(&stats));
-                self.turn.access.add(volume, stats);
+                self.state.access.add(volume, stats);
             }
             ToGroup::AddVolume { volume, backing: _, stats, registered, step: Some(ticket) } => {
                 self.add_by_step(ticket, &volume, stats, registered);
@@ -47,27 +47,27 @@ impl<S: Store> PollGroup<S> {
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }
-            ToGroup::Trace(ring) => self.turn.told.slow.trace(ring),
+            ToGroup::Trace(ring) => self.state.told.slow.trace(ring),
             ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => self.on_destroyed(connection),
             ToGroup::Adopt { connection: id, session, epoch, silence }
                 if self.connections.has(id) =>
             {
-                self.turn.access.begin(session);
-                self.serve(wide(id.index), |connection, turn| {
+                self.state.access.begin(session);
+                self.serve(wide(id.index), |connection, group| {
                     connection.adopt(session, epoch, silence);
-                    let poller = &mut turn.pollers[connection.poller()].poller;
+                    let poller = &mut group.pollers[connection.poller()].poller;
                     poller.set_owner(connection.qp(), session.owner());
                     Ok(())
                 });
             }
             ToGroup::LimitHost { session, limits } => {
                 self.limits_change(None, Some(session));
-                self.turn.access.set_limits(session, limits);
+                self.state.access.set_limits(session, limits);
             }
             ToGroup::Expel { connection: id } if self.connections.has(id) => {
-                self.serve(wide(id.index), |connection, turn| {
-                    connection.expel(turn.time.now);
+                self.serve(wide(id.index), |connection, group| {
+                    connection.expel(group.time.now);
                     Ok(())
                 });
             }
@@ -79,8 +79,8 @@ impl<S: Store> PollGroup<S> {
             ToGroup::Reply { connection: id, tag, status, value, payload }
                 if self.connections.has(id) =>
             {
-                self.serve(wide(id.index), |connection, turn| {
-                    admin::reply(connection, turn, tag, (status, value, &payload));
+                self.serve(wide(id.index), |connection, group| {
+                    admin::reply(connection, group, tag, (status, value, &payload));
                     Ok(())
                 });
             }
@@ -97,23 +97,23 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn add_to_shard(&mut self, volume: &Volume, stats: Arc<VolumeStats>) {
         if matches!(volume.placement, Placement::Store) {
             let Volume { index, cache, read_only, .. } = *volume;
-            self.turn.shard.add_volume(index, cache, volume.size_bytes(), read_only, stats);
+            self.state.shard.add_volume(index, cache, volume.size_bytes(), read_only, stats);
             self.bound_cache(volume);
         }
     }
 
     /// Sets this shard's part of a volume's cache minimum and maximum.
     pub(super) fn bound_cache(&mut self, volume: &Volume) {
-        let groups = wide64(self.turn.groups());
+        let groups = wide64(self.state.groups());
         let part = |bytes: u64| u32::try_from(bytes / groups / wide64(SLOT_BYTES));
         let slots = |bytes| part(bytes).unwrap_or(u32::MAX);
-        self.turn.shard.set_cache_min(volume.index, slots(volume.cache_min_bytes));
+        self.state.shard.set_cache_min(volume.index, slots(volume.cache_min_bytes));
         let most = volume.cache_max_bytes.map(|bytes| slots(bytes).max(1));
-        self.turn.shard.set_cache_max(volume.index, most);
+        self.state.shard.set_cache_max(volume.index, most);
     }
 
     fn take_notice(&mut self, notice: Notice) {
-        let access = &mut self.turn.access;
+        let access = &mut self.state.access;
         match notice {
             Notice::Open { session, volume, mode } => {
                 access.set(session, volume, Opened::Mode(mode));
@@ -127,7 +127,7 @@ impl<S: Store> PollGroup<S> {
                     params.session == session && params.epoch < before
                 });
             }
-            Notice::Host { session, host } => self.turn.shard.set_host(session, host),
+            Notice::Host { session, host } => self.state.shard.set_host(session, host),
             Notice::ForgetSession { session } => access.forget(session),
         }
     }
@@ -139,9 +139,9 @@ impl<S: Store> PollGroup<S> {
         params: ConnectionParams,
         accept: &rblk_fabric::AcceptParams,
     ) {
-        let turn = &mut self.turn;
+        let group = &mut self.state;
         let session = params.session;
-        turn.access.begin(session);
+        group.access.begin(session);
         let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
             admission: params.admission,
             session: params.session,
@@ -151,41 +151,45 @@ impl<S: Store> PollGroup<S> {
             memory: Box::new(params.into()),
             reason,
         };
-        let Some(entry) = turn.pollers.working(poller) else {
-            turn.told.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
+        let Some(entry) = group.pollers.working(poller) else {
+            group.told.outbox.push(gone(
+                params,
+                Some(connection),
+                "the completion queue is broken",
+            ));
             return;
         };
-        let sends_prove = entry.poller.caps().transport != Transport::Iwarp;
+        let sends_free = entry.poller.caps().transport != Transport::Iwarp;
         let qp = match entry.poller.attach(connection) {
             Ok(qp) => qp,
             Err(error) => {
-                if turn.told.lines.may_write(Line::Refused, turn.time.now) {
+                if group.told.lines.may_write(LogLine::Refused, group.time.now) {
                     tracing::warn!(peer = params.peer, %error, "cannot take a connection");
                 }
-                turn.told.outbox.push(gone(params, None, "the QP could not be attached"));
+                group.told.outbox.push(gone(params, None, "the QP could not be attached"));
                 return;
             }
         };
         let Some(id) = self.connections.next_id() else {
             let connection = entry.poller.detach(qp);
-            turn.told.outbox.push(gone(params, connection, "too many connections"));
+            group.told.outbox.push(gone(params, connection, "too many connections"));
             return;
         };
         let place = QpPlace { id, poller, qp };
         let arena = entry.memory.as_ref().map(|memory| &memory.arena);
-        let arena = arena.filter(|_| turn.access.writes_to_store(session));
-        let landing = arena.and_then(|arena| landing_of(&params, &mut turn.shard, arena));
-        let mut connection = Connection::new(place, params, landing, sends_prove, turn.time.now);
+        let arena = arena.filter(|_| group.access.writes_to_store(session));
+        let landing = arena.and_then(|arena| landing_of(&params, &mut group.shard, arena));
+        let mut connection = Connection::new(place, params, landing, sends_free, group.time.now);
         let posted = entry.poller.post_recvs(qp, connection.posts().0);
         connection.posted();
         let accepted = posted
             .map_err(|error| error.to_string())
             .and_then(|()| entry.poller.accept(qp, accept).map_err(|error| error.to_string()));
         entry.poller.set_owner(qp, session.owner());
-        turn.pollers.attached(poller, qp, id.index);
+        group.pollers.attached(poller, qp, id.index);
         self.connections.add(connection);
         if let Err(error) = accepted {
-            if turn.may_log(Line::Refused) {
+            if group.may_log(LogLine::Refused) {
                 tracing::warn!(%error, "cannot accept a connection");
             }
             self.end(wide(id.index), "it could not be accepted");

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
-use super::lines::Line;
-use super::turn::GroupState;
+use super::group_state::GroupState;
+use super::log_lines::LogLine;
 use super::{FromGroup, PollGroup, over_limit};
 use crate::data::connection::{Connection, Life, Violation};
 use crate::data::poll_group::command::counting;
@@ -30,8 +30,8 @@ impl<S: Store> PollGroup<S> {
     /// A CQ broke, or its device is gone: ends its connections. Connections of other devices stay.
     #[cold]
     pub(super) fn end_poller(&mut self, poller: usize, error: &rblk_fabric::FabricError) {
-        let group = self.turn.group;
-        let Some(entry) = self.turn.pollers.working(poller) else { return };
+        let group = self.state.index;
+        let Some(entry) = self.state.pollers.working(poller) else { return };
         tracing::error!(
             device = entry.poller.caps().name,
             poll_group = group,
@@ -39,9 +39,9 @@ impl<S: Store> PollGroup<S> {
             "a completion queue broke: every connection on it ends, all others go on; if the device does not come \
              back by itself, reset it (devlink dev reload) or load its driver anew"
         );
-        self.turn.pollers.note_broken(poller);
+        self.state.pollers.note_broken(poller);
         self.expect_rare_work();
-        self.turn.told.outbox.push(FromGroup::PollerBroken { group, poller });
+        self.state.told.outbox.push(FromGroup::PollerBroken { group, poller });
         self.end_all("its completion queue broke", |connection| connection.poller() == poller);
     }
 
@@ -49,9 +49,9 @@ impl<S: Store> PollGroup<S> {
     /// then looks once more. A CQ that cannot be armed counts as broken, like one that cannot be
     /// polled.
     pub fn arm(&mut self) {
-        self.turn.time.cq_age.armed(self.turn.time.us);
-        for place in 0..self.turn.pollers.places() {
-            let Some(entry) = self.turn.pollers.working(place) else { continue };
+        self.state.time.cq_age.armed(self.state.time.us);
+        for place in 0..self.state.pollers.places() {
+            let Some(entry) = self.state.pollers.working(place) else { continue };
             if let Err(error) = entry.poller.arm() {
                 self.end_poller(place, &error);
             }
@@ -65,8 +65,8 @@ impl<S: Store> PollGroup<S> {
         if violation == Violation::VOLUME_CHANGES {
             return self.end(index, reason);
         }
-        self.turn.stats.protocol_errors.add(1);
-        if self.turn.may_log(Line::Violation)
+        self.state.stats.protocol_errors.add(1);
+        if self.state.may_log(LogLine::Violation)
             && let Some(connection) = self.connections.at(index)
         {
             let peer = &connection.params().peer;
@@ -88,10 +88,10 @@ impl<S: Store> PollGroup<S> {
     /// if the connection ended before.
     #[cold]
     pub(super) fn end(&mut self, index: usize, reason: &'static str) {
-        let turn = &mut self.turn;
+        let group = &mut self.state;
         let Some(connection) = self.connections.at(index).filter(|c| c.is_live()) else { return };
         let params = connection.params();
-        if turn.may_log(Line::Ends) {
+        if group.may_log(LogLine::Ends) {
             tracing::info!(
                 peer = params.peer,
                 kind = ?params.kind,
@@ -100,17 +100,17 @@ impl<S: Store> PollGroup<S> {
                 "connection ends"
             );
         }
-        connection.end(turn.time.now, turn.time.now + DESTROY_WARNING);
-        counting::abandon(connection, turn);
-        over_limit::drop_of(&mut turn.later.waiting, &turn.access, connection);
-        let qp = turn.pollers.detach(connection.poller(), connection.qp());
-        turn.told.outbox.push(FromGroup::Ended {
-            group: turn.group,
+        connection.end(group.time.now, group.time.now + DESTROY_WARNING);
+        counting::abandon(connection, group);
+        over_limit::drop_of(&mut group.later.waiting, &group.access, connection);
+        let qp = group.pollers.detach(connection.poller(), connection.qp());
+        group.told.outbox.push(FromGroup::Ended {
+            group: group.index,
             connection: connection.id(),
             qp,
         });
         if Mutation::DestroyTarget.is_on() {
-            give_back(connection, turn);
+            give_back(connection, group);
         }
         self.connections.note_end();
         self.expect_rare_work();
@@ -128,14 +128,14 @@ impl<S: Store> PollGroup<S> {
     /// a peer that neither takes nor sends data: others need the memory lent to it. The thread
     /// calls this at intervals.
     pub fn check_silence(&mut self, now: Instant) {
-        self.turn.time.now = now;
-        while let Some((line, count)) = self.turn.told.lines.take_left_out(now) {
+        self.state.time.now = now;
+        while let Some((line, count)) = self.state.told.lines.take_left_out(now) {
             tracing::warn!(line, count, "lines of the log were left out: too many in a second");
         }
         for index in 0..self.connections.places() {
             let live = self.connections.at(index).filter(|connection| connection.is_live());
             if let Some(reason) = live.and_then(|connection| connection.dead_reason(now)) {
-                self.turn.stats.lost_connections.add(1);
+                self.state.stats.lost_connections.add(1);
                 self.end(index, reason);
             }
         }
@@ -152,7 +152,7 @@ impl<S: Store> PollGroup<S> {
         };
         debug_assert!(matches!(connection.life_mut(), Life::Destroying { .. }));
         *connection.life_mut() = Life::Destroyed;
-        give_back(connection, &mut self.turn);
+        give_back(connection, &mut self.state);
     }
 
     /// Removes connections without anything in use, and broken CQs without connections. Returns
@@ -162,13 +162,13 @@ impl<S: Store> PollGroup<S> {
         let mut done = false;
         for index in 0..self.connections.places() {
             let Some(connection) = self.connections.at(index) else { continue };
-            warn_of_slow_destroy(connection, self.turn.time.now);
+            warn_of_slow_destroy(connection, self.state.time.now);
             if connection.is_gone() {
                 self.remove(index);
                 done = true;
             }
         }
-        if self.turn.pollers.has_broken() {
+        if self.state.pollers.has_broken() {
             done |= self.remove_broken();
         }
         done
@@ -177,14 +177,14 @@ impl<S: Store> PollGroup<S> {
     /// Gives control the broken CQs without a connection.
     fn remove_broken(&mut self) -> bool {
         let mut done = false;
-        for place in 0..self.turn.pollers.places() {
+        for place in 0..self.state.pollers.places() {
             if self.connections.iter().any(|connection| connection.poller() == place) {
                 continue;
             }
-            if let Some(entry) = self.turn.pollers.take_broken(place) {
+            if let Some(entry) = self.state.pollers.take_broken(place) {
                 done = true;
-                let (group, poller, memory) = (self.turn.group, entry.poller, entry.memory);
-                self.turn.told.outbox.push(FromGroup::PollerGone { group, place, poller, memory });
+                let (group, poller, memory) = (self.state.index, entry.poller, entry.memory);
+                self.state.told.outbox.push(FromGroup::PollerGone { group, place, poller, memory });
             }
         }
         done
@@ -195,9 +195,9 @@ impl<S: Store> PollGroup<S> {
         let Some(mut connection) = self.connections.remove(index) else { return };
         let works = connection.requests().iter().any(Request::has_shards);
         debug_assert!(!works || Mutation::EpochOrderBurial.is_on(), "a shard works for it");
-        self.turn.shard.give_landing(&connection.take_slots());
+        self.state.shard.give_landing(&connection.take_slots());
         let params = connection.into_params();
-        self.turn.told.outbox.push(FromGroup::ConnectionGone {
+        self.state.told.outbox.push(FromGroup::ConnectionGone {
             admission: params.admission,
             session: params.session,
             kind: params.kind,
@@ -226,12 +226,12 @@ fn warn_of_slow_destroy(connection: &mut Connection, now: Instant) {
 }
 
 /// Gives back the memory that a connection lent to its device. Its QP is destroyed.
-fn give_back<S: Store>(connection: &mut Connection, turn: &mut GroupState<S>) {
+fn give_back<S: Store>(connection: &mut Connection, group: &mut GroupState<S>) {
     while let Some((shard, memory)) = connection.unpin_any() {
-        turn.release(wide(shard), memory);
+        group.release(wide(shard), memory);
     }
     connection.leave_landings();
     for part in connection.requests_mut().iter_mut().flat_map(Request::parts_mut) {
-        turn.give_back(part);
+        group.give_back(part);
     }
 }

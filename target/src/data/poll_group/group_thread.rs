@@ -18,7 +18,7 @@ use rblk_runtime::spin::{Hint, SpinMode};
 use rblk_runtime::{Micros, Moment};
 use tokio::sync::mpsc;
 
-use super::peers::Peers;
+use super::other_groups::OtherGroups;
 use super::{FromGroup, PollGroup, StepTicket, ToGroup};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
 use crate::store::backing::Backing;
@@ -29,7 +29,7 @@ use rblk_operate::target::group_counts::Stats;
 use rblk_operate::target::volume_counts::VolumeStats;
 
 const MAIL: FdToken = FdToken(0);
-const PEERS: FdToken = FdToken(MAX_WATCHES - 1);
+const OTHERS: FdToken = FdToken(MAX_WATCHES - 1);
 /// Pollers for which a poll group can sleep: its other watches are for mail and peers.
 pub const POLLERS_MAX: usize = MAX_WATCHES as usize - 2;
 /// Least time between two checks for refusals of the stores while the thread stops.
@@ -133,13 +133,13 @@ pub struct Tuning {
 pub fn start(
     index: usize,
     shard: Shard<UringStore>,
-    peers: Peers,
+    others: OtherGroups,
     tuning: Tuning,
-    outbox: mpsc::UnboundedSender<FromGroup>,
+    to_control: mpsc::UnboundedSender<FromGroup>,
 ) -> io::Result<GroupHandle> {
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
-    let mut group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
+    let mut group = PollGroup::new(index, shard, others, Arc::clone(&stats), Instant::now());
     if let Some(threshold) = tuning.slow_io {
         group.tell_slow_ios(threshold);
     }
@@ -151,7 +151,7 @@ pub fn start(
                 pin(cpu);
             }
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let made = GroupThread::new(group, receiver, thread_stats, outbox.clone());
+                let made = GroupThread::new(group, receiver, thread_stats, to_control.clone());
                 let (made, result) = match made {
                     Ok(thread) => (Some(thread), Ok(())),
                     Err(error) => (None, Err(error)),
@@ -171,7 +171,7 @@ pub fn start(
                 Ok(Err(error)) => (Vec::new(), Some(error.to_string())),
                 Err(_) => (Vec::new(), Some("it panicked".to_owned())),
             };
-            let _ = outbox.send(FromGroup::Stopped { group: index, unsaved, error });
+            let _ = to_control.send(FromGroup::Stopped { group: index, unsaved, error });
         })?;
     // A missing resource must keep the target from starting, not end it later.
     begun.recv().map_err(|_| io::Error::other("the thread of a poll group ended"))??;
@@ -193,7 +193,7 @@ fn pin(cpu: u16) {
 struct GroupThread {
     group: PollGroup<UringStore>,
     mail: Receiver<ToGroup>,
-    outbox: mpsc::UnboundedSender<FromGroup>,
+    to_control: mpsc::UnboundedSender<FromGroup>,
     stats: Arc<Stats>,
     publisher: PublishTimes,
     served: ServedCounts,
@@ -211,17 +211,17 @@ impl GroupThread {
         mut group: PollGroup<UringStore>,
         mail: Receiver<ToGroup>,
         stats: Arc<Stats>,
-        outbox: mpsc::UnboundedSender<FromGroup>,
+        to_control: mpsc::UnboundedSender<FromGroup>,
     ) -> io::Result<Self> {
         group.store_mut().watch(mail.event_fd(), MAIL)?;
-        if let Some(fd) = group.peers_mut().event_fd() {
-            group.store_mut().watch(fd, PEERS)?;
+        if let Some(fd) = group.others_mut().event_fd() {
+            group.store_mut().watch(fd, OTHERS)?;
         }
         let now = Moment::from(Instant::now());
         Ok(Self {
             group,
             mail,
-            outbox,
+            to_control,
             stats,
             publisher: PublishTimes { published: now.us(), busy_turns: 0, is_behind: false },
             served: ServedCounts::default(),
@@ -260,7 +260,7 @@ impl GroupThread {
                     if let Some(ticket) = ticket {
                         let group = self.group.index();
                         let result = Err(error.to_string());
-                        let _ = self.outbox.send(FromGroup::Stepped { group, ticket, result });
+                        let _ = self.to_control.send(FromGroup::Stepped { group, ticket, result });
                     }
                     continue;
                 }
@@ -294,14 +294,14 @@ impl GroupThread {
     /// Sends the turn's messages to control. Returns whether the engine had a message.
     fn tell_control(&mut self, now: Instant) -> bool {
         while let Some((volume, backing)) = self.group.store_mut().take_lost() {
-            let _ = self.outbox.send(FromGroup::LostWrites { volume, backing });
+            let _ = self.to_control.send(FromGroup::LostWrites { volume, backing });
         }
         if let Some(slow) = self.group.take_slow_io(now) {
             let group = self.group.index();
-            let _ = self.outbox.send(FromGroup::SlowIo { group, slow });
+            let _ = self.to_control.send(FromGroup::SlowIo { group, slow });
         }
         while let Some(failure) = self.group.take_store_failure() {
-            let _ = self.outbox.send(FromGroup::StoreFailed(failure));
+            let _ = self.to_control.send(FromGroup::StoreFailed(failure));
         }
         if !self.group.has_outbox() {
             return false;
@@ -313,7 +313,7 @@ impl GroupThread {
                 self.group.store_mut().unwatch(poller_token(poller));
             }
             // Control is gone only when the process ends.
-            let _ = self.outbox.send(message);
+            let _ = self.to_control.send(message);
         }
         true
     }
@@ -352,7 +352,7 @@ impl GroupThread {
             self.group.publish_stats();
             self.stop.told.clone_from(&unsaved);
             let group = self.group.index();
-            let _ = self.outbox.send(FromGroup::Refused { group, unsaved });
+            let _ = self.to_control.send(FromGroup::Refused { group, unsaved });
         }
     }
 }
@@ -392,7 +392,8 @@ impl DataThread for GroupThread {
         let mail = self.mail.has_some();
         let busy = self.group.turn(now) || self.group.has_outbox();
         // The peers come last: a message sent after this call writes to our event.
-        let empty = !mail && !busy && !self.mail.has_some() && self.group.peers_mut().fall_asleep();
+        let empty =
+            !mail && !busy && !self.mail.has_some() && self.group.others_mut().fall_asleep();
         if empty {
             return Found::Nothing;
         }
@@ -425,11 +426,11 @@ impl DataThread for GroupThread {
         self.stats.ring_enters.set(store.counters().enters);
         if sleep.is_some() {
             self.stats.sleeps.add(1);
-            self.group.peers_mut().wake_up();
+            self.group.others_mut().wake_up();
         }
         // The check of an event is a system call in each wake-up.
-        if self.woken.contains(PEERS) {
-            self.group.peers_mut().clear_event();
+        if self.woken.contains(OTHERS) {
+            self.group.others_mut().clear_event();
         }
         if self.woken.contains(MAIL) {
             self.mail.clear_event();

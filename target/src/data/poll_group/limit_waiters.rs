@@ -27,8 +27,8 @@ impl<S: Store> PollGroup<S> {
     /// Starts no new write of a volume until the hold ends. Returns the writes in flight.
     pub(super) fn hold_writes(&mut self, volume: &Volume) -> Vec<(ConnectionId, Tag)> {
         let index = volume.index;
-        self.turn.later.held.hold(index);
-        self.turn.access.open_to_commands(Arc::new(Volume { read_only: true, ..volume.clone() }));
+        self.state.later.held.hold(index);
+        self.state.access.open_to_commands(Arc::new(Volume { read_only: true, ..volume.clone() }));
         let of = |connection: &Connection| {
             let id = connection.id();
             let requests = connection.requests().iter().enumerate();
@@ -52,10 +52,10 @@ impl<S: Store> PollGroup<S> {
 
     /// Starts the held writes of a volume in their order.
     pub(super) fn release_writes(&mut self, volume: VolumeIndex) {
-        for held in self.turn.later.held.release(volume) {
+        for held in self.state.later.held.release(volume) {
             if self.connections.has(held.connection) {
-                self.serve(wide(held.connection.index), |connection, turn| {
-                    block::start_held(connection, turn, held)
+                self.serve(wide(held.connection.index), |connection, group| {
+                    block::start_held(connection, group, held)
                 });
             }
         }
@@ -64,24 +64,24 @@ impl<S: Store> PollGroup<S> {
     /// Starts commands after their wait. Returns whether there were any.
     #[cold]
     pub(super) fn begin_due(&mut self) -> bool {
-        let now = Ticks::of(self.turn.time.us);
+        let now = Ticks::of(self.state.time.us);
         let mut any = false;
         for _ in 0..LOOKS {
-            let Some((name, head, first)) = self.turn.later.waiting.first(now) else { break };
+            let Some((name, head, first)) = self.state.later.waiting.first(now) else { break };
             if head == Head::Unasked {
-                let due = over_limit::take_for(&self.turn.access, name, first.bytes, now);
-                self.turn.later.waiting.set_due(name, due);
+                let due = over_limit::take_for(&self.state.access, name, first.bytes, now);
+                self.state.later.waiting.set_due(name, due);
                 continue;
             }
-            let Some(delayed) = self.turn.later.waiting.pop(name) else { break };
+            let Some(delayed) = self.state.later.waiting.pop(name) else { break };
             any = true;
             if self.connections.has(delayed.connection) {
-                self.serve(wide(delayed.connection.index), |connection, turn| {
-                    block::start_delayed(connection, turn, delayed)
+                self.serve(wide(delayed.connection.index), |connection, group| {
+                    block::start_delayed(connection, group, delayed)
                 });
             }
         }
-        self.turn.io |= any;
+        self.state.io |= any;
         any
     }
 
@@ -91,8 +91,8 @@ impl<S: Store> PollGroup<S> {
         volume: Option<VolumeIndex>,
         session: Option<SessionIndex>,
     ) {
-        let access = &self.turn.access;
-        self.turn.later.waiting.ask_anew(
+        let access = &self.state.access;
+        self.state.later.waiting.ask_anew(
             |name| Some(name.volume) == volume || Some(name.session) == session,
             |name, delayed| over_limit::give_back(access, name, delayed),
         );

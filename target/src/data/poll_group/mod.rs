@@ -4,22 +4,23 @@
 //! One owner, no locks, no clock of its own, no allocation per I/O. A turn takes mail, reaps every
 //! CQ, the other poll groups' messages and the store, moves requests forward, then posts: one list
 //! of RECVs and one list of send WRs per connection. The poll group of a connection serves its
-//! commands; memory and store belong to a [`Shard`], of this group or another, and are always asked
-//! for by messages. The thread around it ([`group_thread`]) sleeps and wakes; tests and simulations
-//! call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
+//! commands; memory and store belong to a [`Shard`]. The group calls its own shard, and asks the
+//! shards of other groups by messages. The thread around it ([`group_thread`]) sleeps and wakes;
+//! tests and simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their
+//! own.
 //!
 //! The way of a command. Each module is entered once on the way down and once on the way up:
 //!
 //! ```text
-//! down: mod (reap) -> completion -> block -> read | write | change -> shard
+//! down: mod (reap) -> completion -> block -> read | write | without_data -> shard
 //!                                 '> admin -> control
-//! up:   mod (reap, deliver) -> completion | reply -> read | write | change -> respond
+//! up:   mod (reap, deliver) -> completion | reply -> read | write | without_data -> respond
 //! post: mod (post), at the end of the turn
 //! ```
 //!
 //! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard. The
 //! functions below it take `(&mut Connection, &mut GroupState)`. The states of a command are in
-//! `request.rs`; a violation of a rule returns as a value and ends the connection.
+//! `data/request/mod.rs`; a violation of a rule returns as a value and ends the connection.
 //!
 //! Order of a command's memory: memory is released only when no device and no store may touch it.
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
@@ -33,31 +34,31 @@ mod connections;
 mod control_mail;
 mod cq_age;
 mod ending;
+mod group_state;
 pub mod group_thread;
 mod held;
 mod limit_waiters;
-mod lines;
+mod log_lines;
 mod mail;
+pub mod other_groups;
 mod over_limit;
-pub mod peers;
 mod pollers;
 mod settles;
 pub mod slow;
 mod steps;
 pub(crate) mod trace_ring;
-mod turn;
 mod zeroing;
 
 use access::AccessTable;
-use command::{reply, respond, send_proof, without_data};
+use command::{reply, respond, send_barrier, without_data};
 use connections::Connections;
+use group_state::{GroupState, Later, Told, TurnTime};
 pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
-use peers::{PeerMail, Peers};
+use other_groups::{GroupMail, OtherGroups};
 use pollers::Pollers;
 use settles::{OF_SETTLES, Settles};
 use slow::{SlowIo, SlowIos};
 use steps::Steps;
-use turn::{GroupState, Later, Told, TurnTime};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,7 +76,7 @@ use crate::volume::limits::Ticks;
 use rblk_operate::target::group_counts::Stats;
 
 /// Interval at which other groups are reminded that a shard is short of memory.
-const PROVE_INTERVAL: Duration = Duration::from_millis(1);
+const REMIND_INTERVAL: Duration = Duration::from_millis(1);
 /// A time later than any turn.
 const NEVER: Micros = Micros::new(u64::MAX);
 /// Most completions of one poll.
@@ -90,16 +91,16 @@ struct GroupStopping {
     // The other groups know that this group acknowledges nothing any more; number of groups that
     // reported this.
     said_silent: bool,
-    silent_peers: usize,
+    silent_groups: usize,
     // The other groups know that this group has no connection left; number of groups that reported
     // this.
     said_quiet: bool,
-    quiet_peers: usize,
+    quiet_groups: usize,
 }
 
 /// The engine of one data thread.
 pub struct PollGroup<S> {
-    turn: GroupState<S>,
+    state: GroupState<S>,
     connections: Connections,
     // Buffer of reaped completions.
     reaped: Box<[Completion; REAP]>,
@@ -115,8 +116,8 @@ pub struct PollGroup<S> {
 impl<S> std::fmt::Debug for PollGroup<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PollGroup")
-            .field("index", &self.turn.group)
-            .field("pollers", &self.turn.pollers.places())
+            .field("index", &self.state.index)
+            .field("pollers", &self.state.pollers.places())
             .field("connections", &self.connections.iter().count())
             .finish_non_exhaustive()
     }
@@ -128,15 +129,15 @@ impl<S: Store> PollGroup<S> {
     pub fn new(
         index: usize,
         shard: Shard<S>,
-        peers: Peers,
+        others: OtherGroups,
         stats: Arc<Stats>,
         now: Instant,
     ) -> Self {
-        let turn = GroupState {
-            group: index,
+        let state = GroupState {
+            index,
             pollers: Pollers::default(),
             shard,
-            peers,
+            others,
             access: AccessTable::default(),
             stats,
             time: TurnTime::new(now),
@@ -146,7 +147,7 @@ impl<S: Store> PollGroup<S> {
             rare: false,
         };
         Self {
-            turn,
+            state,
             connections: Connections::default(),
             reaped: Box::new([Completion::default(); REAP]),
             reminded: None,
@@ -159,53 +160,53 @@ impl<S: Store> PollGroup<S> {
 
     /// The store.
     pub fn store_mut(&mut self) -> &mut S {
-        self.turn.shard.store_mut()
+        self.state.shard.store_mut()
     }
 
     /// This group's shard of the cache.
     #[must_use]
     pub fn shard(&self) -> &Shard<S> {
-        &self.turn.shard
+        &self.state.shard
     }
 
     /// A store that began to fail, for control.
     #[inline]
     pub(crate) fn take_store_failure(&mut self) -> Option<StoreFailure> {
-        self.turn.shard.take_failure()
+        self.state.shard.take_failure()
     }
 
     /// Reports commands that take at least `threshold` to control.
     pub fn tell_slow_ios(&mut self, threshold: Duration) {
-        self.turn.told.slow = SlowIos::above(threshold);
+        self.state.told.slow = SlowIos::above(threshold);
     }
 
     /// The slowest command since the last report, at most one a second.
     #[inline]
     pub fn take_slow_io(&mut self, now: Instant) -> Option<SlowIo> {
-        self.turn.told.slow.take(now)
+        self.state.told.slow.take(now)
     }
 
     /// The other poll groups.
-    pub fn peers_mut(&mut self) -> &mut Peers {
-        &mut self.turn.peers
+    pub fn others_mut(&mut self) -> &mut OtherGroups {
+        &mut self.state.others
     }
 
     /// The pollers with a working CQ, with their places: for a sleep.
     pub(crate) fn pollers_mut(
         &mut self,
     ) -> impl Iterator<Item = (usize, &mut (dyn Poller + 'static))> {
-        self.turn.pollers.all_working().map(|(place, entry)| (place, &mut *entry.poller))
+        self.state.pollers.all_working().map(|(place, entry)| (place, &mut *entry.poller))
     }
 
     /// Messages for control since the last call.
     pub fn take_outbox(&mut self) -> std::vec::Drain<'_, FromGroup> {
-        self.turn.told.outbox.drain(..)
+        self.state.told.outbox.drain(..)
     }
 
     /// Whether there are messages for control.
     #[must_use]
     pub fn has_outbox(&self) -> bool {
-        !self.turn.told.outbox.is_empty()
+        !self.state.told.outbox.is_empty()
     }
 
     /// Whether [`ToGroup::Stop`] was carried out: no connection is left, and every acknowledged
@@ -213,22 +214,22 @@ impl<S: Store> PollGroup<S> {
     /// refuses writes: they are retried, and [`Self::unsaved`] lists the volumes.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
-        let is_quiet = self.stopping.quiet_peers + 1 >= self.turn.groups();
+        let is_quiet = self.stopping.quiet_groups + 1 >= self.state.groups();
         let over = self.stopping.began && !self.has_connections() && is_quiet;
-        if over && !self.turn.peers.keeps() { self.turn.shard.stopped() } else { None }
+        if over && !self.state.others.keeps() { self.state.shard.stopped() } else { None }
     }
 
     /// Volumes with acknowledged data in this shard that is not durable, or not known to be: if the
     /// thread ended now, this data would be lost.
     #[must_use]
     pub fn unsaved(&self) -> Vec<Unsaved> {
-        self.turn.shard.unsaved()
+        self.state.shard.unsaved()
     }
 
     /// While the group stops: the volumes of [`Self::unsaved`] with a store that returned an error.
     #[must_use]
     pub(crate) fn refused(&self) -> Vec<Unsaved> {
-        self.turn.shard.refused()
+        self.state.shard.refused()
     }
 
     /// Whether [`ToGroup::Stop`] arrived.
@@ -240,7 +241,7 @@ impl<S: Store> PollGroup<S> {
     /// The group's number.
     #[must_use]
     pub(crate) fn index(&self) -> usize {
-        self.turn.group
+        self.state.index
     }
 
     /// Whether the group has connections.
@@ -252,19 +253,19 @@ impl<S: Store> PollGroup<S> {
     /// Whether a deadline runs, so that the thread must not sleep for long.
     #[must_use]
     pub(crate) fn has_deadline(&self) -> bool {
-        self.connections.has_ending() || self.turn.shard.is_short() || self.steps.are_waiting()
+        self.connections.has_ending() || self.state.shard.is_short() || self.steps.are_waiting()
     }
 
     /// Whether the group did work since the last call that clients wait for. Beats, control's
     /// messages and completed sends do not count.
     pub(crate) fn take_io(&mut self) -> bool {
-        std::mem::take(&mut self.turn.io)
+        std::mem::take(&mut self.state.io)
     }
 
     /// Time until the shard, or a command over its limit, has work that no event announces.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        let GroupState { shard, later, time, .. } = &self.turn;
+        let GroupState { shard, later, time, .. } = &self.state;
         let now = Ticks::of(time.us);
         let due = later.waiting.next().map(|at| Duration::from_micros(at.us_after(now)));
         [shard.next_deadline(), due].into_iter().flatten().min()
@@ -276,18 +277,18 @@ impl<S: Store> PollGroup<S> {
     /// Most turns of a spinning thread find no work, and must cost very little: without new events
     /// and due waits, the turn returns at once.
     pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
-        self.turn.begin(now.into());
+        self.state.begin(now.into());
         let mut busy = self.reap();
-        let mut waits = self.turn.time.us >= self.look_at;
-        if self.turn.groups() > 1 {
-            busy |= self.take_peer_mail();
-            waits |= self.turn.peers.keeps();
+        let mut waits = self.state.time.us >= self.look_at;
+        if self.state.groups() > 1 {
+            busy |= self.take_group_mail();
+            waits |= self.state.others.keeps();
         }
-        let stored = self.turn.shard.reap();
+        let stored = self.state.shard.reap();
         if busy | stored | waits {
             return self.act(busy, stored);
         }
-        debug_assert!(!self.turn.rare && !self.has_rare_work() && !self.turn.shard.has_reply());
+        debug_assert!(!self.state.rare && !self.has_rare_work() && !self.state.shard.has_reply());
         debug_assert!(self.connections.listed(0).is_none());
         false
     }
@@ -295,33 +296,33 @@ impl<S: Store> PollGroup<S> {
     /// Acts on the events of a turn, and on waiting work. Returns whether there was any work.
     #[inline(always)]
     fn act(&mut self, mut busy: bool, stored: bool) -> bool {
-        let (acted, waits) = self.turn.shard.turn(stored);
+        let (acted, waits) = self.state.shard.turn(stored);
         if acted {
-            self.turn.io = true;
+            self.state.io = true;
             busy = true;
             self.deliver_written();
         }
-        let replies = self.turn.shard.has_reply();
+        let replies = self.state.shard.has_reply();
         if replies {
             self.deliver();
         }
         self.look_at = NEVER;
-        if waits || (replies && self.turn.shard.has_waiting()) {
+        if waits || (replies && self.state.shard.has_waiting()) {
             self.note_waiting(replies);
         }
-        if self.turn.rare {
+        if self.state.rare {
             busy |= self.do_rare_work();
         }
         self.post_all();
-        busy | (self.turn.groups() > 1 && self.turn.peers.flush())
+        busy | (self.state.groups() > 1 && self.state.others.flush())
     }
 
     /// Work waits in the shard, or may wait there since the `replies` were acted on: sets the time
     /// of the next check.
     #[inline(never)]
     fn note_waiting(&mut self, replies: bool) {
-        self.turn.rare |= self.turn.shard.is_short();
-        self.look_at = match self.turn.shard.looks_at() {
+        self.state.rare |= self.state.shard.is_short();
+        self.look_at = match self.state.shard.looks_at() {
             // The shard looked before it acted on the replies.
             Some(_) if replies => Micros::default(),
             Some(at) => at,
@@ -332,42 +333,42 @@ impl<S: Store> PollGroup<S> {
     /// Whether there is work that most turns do not have. The code that starts such work says so in
     /// the turn, or by [`Self::expect_rare_work`].
     fn has_rare_work(&self) -> bool {
-        !self.turn.later.zeroing.is_empty()
-            || self.turn.shard.is_short()
+        !self.state.later.zeroing.is_empty()
+            || self.state.shard.is_short()
             || self.connections.has_ending()
-            || self.turn.pollers.has_broken()
+            || self.state.pollers.has_broken()
             || self.stopping.began
             || self.steps.are_waiting()
-            || self.turn.later.waiting.has_any()
+            || self.state.later.waiting.has_any()
     }
 
     /// Makes the next turn look for rare work in any case.
     fn expect_rare_work(&mut self) {
-        (self.turn.rare, self.look_at) = (true, Micros::default());
+        (self.state.rare, self.look_at) = (true, Micros::default());
     }
 
     #[cold]
     #[inline(never)]
     fn do_rare_work(&mut self) -> bool {
         let mut busy = false;
-        if self.turn.later.waiting.is_due(Ticks::of(self.turn.time.us)) {
+        if self.state.later.waiting.is_due(Ticks::of(self.state.time.us)) {
             busy |= self.begin_due();
         }
-        if self.turn.shard.is_short() {
+        if self.state.shard.is_short() {
             self.seek_memory();
         }
-        if !self.turn.later.zeroing.is_empty() {
+        if !self.state.later.zeroing.is_empty() {
             busy = true;
-            if let Some((id, tag)) = self.turn.later.zeroing.step()
+            if let Some((id, tag)) = self.state.later.zeroing.step()
                 && self.connections.has(id)
             {
-                self.serve(wide(id.index), |connection, turn| {
-                    without_data::zeroed(connection, turn, tag);
+                self.serve(wide(id.index), |connection, group| {
+                    without_data::zeroed(connection, group, tag);
                     Ok(())
                 });
             }
         }
-        if self.connections.has_ending() || self.turn.pollers.has_broken() {
+        if self.connections.has_ending() || self.state.pollers.has_broken() {
             busy |= self.check_ending();
         }
         if self.steps.are_waiting() {
@@ -377,7 +378,7 @@ impl<S: Store> PollGroup<S> {
             self.end_shard();
         }
         // The rest, and work that started meanwhile, is for the next turn.
-        self.turn.rare = self.has_rare_work();
+        self.state.rare = self.has_rare_work();
         self.look_at = Micros::default();
         busy
     }
@@ -421,7 +422,7 @@ impl<S: Store> PollGroup<S> {
             );
             return;
         };
-        let served = act(connection, &mut self.turn);
+        let served = act(connection, &mut self.state);
         if connection.joins_list() {
             let index = connection.id().index;
             self.connections.list(index);
@@ -435,8 +436,8 @@ impl<S: Store> PollGroup<S> {
     #[inline]
     fn reap(&mut self) -> bool {
         let mut busy = false;
-        for place in 0..self.turn.pollers.places() {
-            let Some(entry) = self.turn.pollers.working(place) else { continue };
+        for place in 0..self.state.pollers.places() {
+            let Some(entry) = self.state.pollers.working(place) else { continue };
             match entry.poller.poll(&mut self.reaped[..]) {
                 Ok(0) => busy |= entry.poller.has_more(),
                 Ok(reaped) => {
@@ -457,7 +458,7 @@ impl<S: Store> PollGroup<S> {
     fn reap_more(&mut self, place: usize) {
         // Bounded, so that one busy device cannot starve the store or other devices.
         for _ in 1..REAP_ROUNDS {
-            let Some(entry) = self.turn.pollers.working(place) else { return };
+            let Some(entry) = self.state.pollers.working(place) else { return };
             match entry.poller.poll(&mut self.reaped[..]) {
                 Ok(0) => return,
                 Ok(reaped) => {
@@ -478,42 +479,42 @@ impl<S: Store> PollGroup<S> {
     /// have no connection.
     #[cold]
     fn end_shard(&mut self) {
-        let others = self.turn.groups() - 1;
+        let others = self.state.groups() - 1;
         if !std::mem::replace(&mut self.stopping.said_silent, true) {
-            self.tell_peers(|| PeerMail::Silent);
+            self.tell_others(|| GroupMail::Silent);
         }
         let is_quiet = !self.has_connections();
         if is_quiet && !std::mem::replace(&mut self.stopping.said_quiet, true) {
-            self.tell_peers(|| PeerMail::Quiet);
+            self.tell_others(|| GroupMail::Quiet);
         }
-        if self.stopping.silent_peers >= others {
-            self.turn.shard.stop();
+        if self.stopping.silent_groups >= others {
+            self.state.shard.stop();
             self.deliver();
         }
     }
 
-    fn tell_peers(&mut self, mail: impl Fn() -> PeerMail) {
-        let own = self.turn.group;
-        for group in (0..self.turn.groups()).filter(|group| *group != own) {
-            self.turn.peers.send(group, mail());
+    fn tell_others(&mut self, mail: impl Fn() -> GroupMail) {
+        let own = self.state.index;
+        for group in (0..self.state.groups()).filter(|group| *group != own) {
+            self.state.others.send(group, mail());
         }
     }
 
     #[inline(never)]
-    fn take_peer_mail(&mut self) -> bool {
+    fn take_group_mail(&mut self) -> bool {
         let mut busy = false;
-        // Bounded, so that busy peers cannot starve the devices.
+        // Bounded, so that busy groups cannot starve the devices.
         for _ in 0..1024 {
-            let Some(mail) = self.turn.peers.receive() else { break };
-            (busy, self.turn.io) = (true, true);
+            let Some(mail) = self.state.others.receive() else { break };
+            (busy, self.state.io) = (true, true);
             match mail {
-                PeerMail::Request(request) => self.turn.shard.request(request),
-                PeerMail::Reply(reply) => self.on_reply(reply),
-                PeerMail::Prove(of) => {
-                    self.prove_tails(|shard, session| shard.gives_back(session, &of))
+                GroupMail::Request(request) => self.state.shard.request(request),
+                GroupMail::Reply(reply) => self.on_reply(reply),
+                GroupMail::ReturnMemory(of) => {
+                    self.return_memory(|shard, session| shard.gives_back(session, &of))
                 }
-                PeerMail::Silent => self.stopping.silent_peers += 1,
-                PeerMail::Quiet => self.stopping.quiet_peers += 1,
+                GroupMail::Silent => self.stopping.silent_groups += 1,
+                GroupMail::Quiet => self.stopping.quiet_groups += 1,
             }
         }
         busy
@@ -522,12 +523,12 @@ impl<S: Store> PollGroup<S> {
     /// Delivers the shard's answers, which may cause more answers.
     #[inline(never)]
     fn deliver(&mut self) {
-        while let Some(reply) = self.turn.shard.take_reply() {
+        while let Some(reply) = self.state.shard.take_reply() {
             let group = wide(reply.to().group);
-            if group == self.turn.group {
+            if group == self.state.index {
                 self.on_reply(reply);
             } else {
-                self.turn.peers.send(group, PeerMail::Reply(reply));
+                self.state.others.send(group, GroupMail::Reply(reply));
             }
         }
     }
@@ -536,10 +537,10 @@ impl<S: Store> PollGroup<S> {
     #[inline]
     fn deliver_written(&mut self) {
         let mut number = 0;
-        while let Some(to) = self.turn.shard.next_written(number) {
+        while let Some(to) = self.state.shard.next_written(number) {
             number += 1;
-            self.serve_named(to.connection, |connection, turn| {
-                reply::on_stored(connection, turn, to.tag);
+            self.serve_named(to.connection, |connection, group| {
+                reply::on_stored(connection, group, to.tag);
                 Ok(())
             });
         }
@@ -554,31 +555,31 @@ impl<S: Store> PollGroup<S> {
             };
         }
         let id = reply.to().connection;
-        self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));
+        self.serve_named(id, |connection, group| reply::on_reply(connection, group, reply));
     }
 
     /// The shard is short of memory: every poll group that sent from it makes the memory come back.
     #[cold]
     fn seek_memory(&mut self) {
-        self.prove_tails(Shard::seeks_from);
-        let now = self.turn.time.now;
-        let due = |at| now.saturating_duration_since(at) >= PROVE_INTERVAL;
-        if self.turn.groups() > 1 && self.reminded.is_none_or(due) {
+        self.return_memory(Shard::seeks_from);
+        let now = self.state.time.now;
+        let due = |at| now.saturating_duration_since(at) >= REMIND_INTERVAL;
+        if self.state.groups() > 1 && self.reminded.is_none_or(due) {
             self.reminded = Some(now);
-            let of = self.turn.shard.seeks();
-            for group in (0..self.turn.groups()).filter(|group| *group != self.turn.group) {
-                self.turn.peers.send(group, PeerMail::Prove(of.clone()));
+            let of = self.state.shard.seeks();
+            for group in (0..self.state.groups()).filter(|group| *group != self.state.index) {
+                self.state.others.send(group, GroupMail::ReturnMemory(of.clone()));
             }
         }
     }
 
     /// Memory is short: connections of the sessions `chosen` may hold some behind unsignaled WRs.
-    fn prove_tails(&mut self, chosen: impl Fn(&Shard<S>, SessionIndex) -> bool) {
+    fn return_memory(&mut self, chosen: impl Fn(&Shard<S>, SessionIndex) -> bool) {
         for index in 0..self.connections.places() {
             let session = self.connections.at(index).map(|connection| connection.params().session);
-            if session.is_some_and(|session| chosen(&self.turn.shard, session)) {
+            if session.is_some_and(|session| chosen(&self.state.shard, session)) {
                 self.serve(index, |connection, _| {
-                    send_proof::ask(connection);
+                    send_barrier::ask(connection);
                     Ok(())
                 });
             }
@@ -608,8 +609,8 @@ impl<S: Store> PollGroup<S> {
         if !connection.is_live() {
             return;
         }
-        respond::queue_responses(connection, &self.turn.stats);
-        let poller = &mut self.turn.pollers[connection.poller()].poller;
+        respond::queue_responses(connection, &self.state.stats);
+        let poller = &mut self.state.pollers[connection.poller()].poller;
         let (qp, (recvs, sends)) = (connection.qp(), connection.posts());
         // RECVs first: an answer lets the peer send the next command.
         let mut result = if recvs.rows.is_empty() { Ok(()) } else { poller.post_recvs(qp, recvs) };
@@ -618,7 +619,7 @@ impl<S: Store> PollGroup<S> {
         }
         connection.posted();
         if let Err(error) = result {
-            if self.turn.told.lines.may_write(lines::Line::Post, self.turn.time.now) {
+            if self.state.told.lines.may_write(log_lines::LogLine::Post, self.state.time.now) {
                 tracing::error!(peer = connection.params().peer, %error, "cannot post");
             }
             self.end(index, "posting failed");
@@ -628,19 +629,19 @@ impl<S: Store> PollGroup<S> {
     /// Publishes all counters: before a sleep, and on request.
     pub fn publish_stats(&self) {
         self.publish_own();
-        self.turn.shard.publish_volumes();
+        self.state.shard.publish_volumes();
     }
 
     /// Publishes the counters after a busy turn: those of the group, and of a few volumes in turn.
     pub fn publish_turn(&mut self) {
         self.publish_own();
-        self.turn.shard.publish_some_volumes();
+        self.state.shard.publish_some_volumes();
     }
 
     fn publish_own(&self) {
-        let GroupState { stats, shard, pollers, peers, .. } = &self.turn;
+        let GroupState { stats, shard, pollers, others, .. } = &self.state;
         stats.set_fabric(&pollers.counters());
         stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
-        stats.peer_messages.set(peers.sent());
+        stats.peer_messages.set(others.sent());
     }
 }

@@ -31,11 +31,11 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn settle(&mut self, ticket: SettleTicket, volume: VolumeIndex) {
         self.settles.under_way.push(Settle { ticket, volume, is_written: false });
         let from = self.settle_token(ticket);
-        self.turn.shard.request(ShardRequest::Flush { from, volume });
+        self.state.shard.request(ShardRequest::Flush { from, volume });
     }
 
     fn settle_token(&self, ticket: SettleTicket) -> PartToken {
-        PartToken::of_control(narrow(self.turn.group), number_of(ticket))
+        PartToken::of_control(narrow(self.state.index), number_of(ticket))
     }
 
     /// The shard answered a request of a settle.
@@ -51,17 +51,17 @@ impl<S: Store> PollGroup<S> {
         };
         let &Settle { ticket, volume, is_written } = &under_way[at];
         let result = match result {
-            Ok(()) if !is_written && self.turn.shard.is_writable(volume) => {
+            Ok(()) if !is_written && self.state.shard.is_writable(volume) => {
                 self.settles.under_way[at].is_written = true;
                 let from = self.settle_token(ticket);
-                return self.turn.shard.request(ShardRequest::Sync { from, volume });
+                return self.state.shard.request(ShardRequest::Sync { from, volume });
             }
             Ok(()) => Ok(()),
             Err(errno) => Err(errno.to_string()),
         };
         self.settles.under_way.swap_remove(at);
-        let group = self.turn.group;
-        self.turn.told.outbox.push(FromGroup::Settled { group, ticket, result });
+        let group = self.state.index;
+        self.state.told.outbox.push(FromGroup::Settled { group, ticket, result });
     }
 }
 

@@ -80,11 +80,11 @@ impl<S: Store> PollGroup<S> {
         // Control has dropped a step that it did not wait for.
         self.steps.under_way = None;
         for (place, memory) in registered {
-            self.turn.pollers.add_volume(place, volume.index, memory);
+            self.state.pollers.add_volume(place, volume.index, memory);
         }
-        self.turn.access.announce(volume.index, Arc::clone(&stats));
+        self.state.access.announce(volume.index, Arc::clone(&stats));
         self.add_to_shard(volume, stats);
-        self.stepped(ticket, Ok(()));
+        self.tell_stepped(ticket, Ok(()));
     }
 
     /// Starts a step.
@@ -94,27 +94,27 @@ impl<S: Store> PollGroup<S> {
         let index = volume.index;
         let until = match step {
             VolumeStep::Grow => {
-                self.turn.shard.grow_volume(index, volume.size_bytes());
-                return self.stepped(ticket, Ok(()));
+                self.state.shard.grow_volume(index, volume.size_bytes());
+                return self.tell_stepped(ticket, Ok(()));
             }
             VolumeStep::Access => {
                 self.limits_change(Some(index), None);
                 self.bound_cache(&volume);
                 if !volume.read_only {
-                    self.turn.shard.open_for_writing(index);
+                    self.state.shard.open_for_writing(index);
                 }
-                self.turn.access.open_to_commands(volume);
+                self.state.access.open_to_commands(volume);
                 self.release_writes(index);
-                return self.stepped(ticket, Ok(()));
+                return self.tell_stepped(ticket, Ok(()));
             }
             VolumeStep::Hold => Until::Ended(self.hold_writes(&volume)),
             VolumeStep::Close => {
-                self.turn.access.remove(index);
+                self.state.access.remove(index);
                 Until::Gone(self.end_those_who_know(index))
             }
             VolumeStep::WriteBack => {
                 let from = self.token_of(ticket);
-                self.turn.shard.request(ShardRequest::Flush { from, volume: index });
+                self.state.shard.request(ShardRequest::Flush { from, volume: index });
                 Until::Written
             }
             VolumeStep::Quiet => Until::Idle,
@@ -123,10 +123,10 @@ impl<S: Store> PollGroup<S> {
                     Some((_, of, Until::Gone(ids))) if of == index => ids,
                     _ => Vec::new(),
                 };
-                self.turn.access.remove(index);
-                self.turn.shard.abandon_volume(index);
+                self.state.access.remove(index);
+                self.state.shard.abandon_volume(index);
                 self.steps.abandoned.push(Abandoned { volume: index, ids });
-                return self.stepped(ticket, Ok(()));
+                return self.tell_stepped(ticket, Ok(()));
             }
             VolumeStep::Reshape => Until::Quiet(Some(volume)),
             VolumeStep::Drop => Until::Quiet(None),
@@ -137,7 +137,8 @@ impl<S: Store> PollGroup<S> {
             | VolumeStep::Probe
             | VolumeStep::Clone
             | VolumeStep::Add => {
-                return self.stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
+                return self
+                    .tell_stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
             }
         };
         self.steps.under_way = Some((ticket, index, until));
@@ -146,7 +147,7 @@ impl<S: Store> PollGroup<S> {
     /// Ends the connections of every session that ever opened a volume. Returns them, together with
     /// those that were ending before.
     fn end_those_who_know(&mut self, volume: VolumeIndex) -> Vec<ConnectionId> {
-        let access = &self.turn.access;
+        let access = &self.state.access;
         let knows = self.connections.iter().filter(|c| access.knows(c.params().session, volume));
         let ids: Vec<ConnectionId> = knows.map(|connection| connection.id()).collect();
         self.end_all("its volume changes", |connection| ids.contains(&connection.id()));
@@ -155,12 +156,12 @@ impl<S: Store> PollGroup<S> {
 
     fn token_of(&self, ticket: StepTicket) -> PartToken {
         let number = narrow(ticket.0 & u64::from(!OF_SETTLES));
-        PartToken::of_control(narrow(self.turn.group), number)
+        PartToken::of_control(narrow(self.state.index), number)
     }
 
-    fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
-        let group = self.turn.group;
-        self.turn.told.outbox.push(FromGroup::Stepped { group, ticket, result });
+    fn tell_stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
+        let group = self.state.index;
+        self.state.told.outbox.push(FromGroup::Stepped { group, ticket, result });
     }
 
     /// The shard answered a request of a step.
@@ -176,14 +177,14 @@ impl<S: Store> PollGroup<S> {
             return;
         }
         if let Err(errno) = result {
-            return self.stepped(ticket, Err(format!("its store failed: {errno}")));
+            return self.tell_stepped(ticket, Err(format!("its store failed: {errno}")));
         }
-        if matches!(until, Until::Written) && self.turn.shard.is_writable(volume) {
+        if matches!(until, Until::Written) && self.state.shard.is_writable(volume) {
             let from = self.token_of(ticket);
             self.steps.under_way = Some((ticket, volume, Until::Durable));
-            self.turn.shard.request(ShardRequest::Sync { from, volume });
+            self.state.shard.request(ShardRequest::Sync { from, volume });
         } else {
-            self.stepped(ticket, Ok(()));
+            self.tell_stepped(ticket, Ok(()));
         }
     }
 
@@ -193,18 +194,18 @@ impl<S: Store> PollGroup<S> {
         let is_less = self.leave_abandoned();
         let Some((ticket, volume, until)) = self.steps.under_way.take() else { return is_less };
         let result = match &until {
-            Until::Idle if self.turn.shard.is_quiet(volume) => Ok(()),
+            Until::Idle if self.state.shard.is_quiet(volume) => Ok(()),
             Until::Ended(writes) if !self.are_in_flight(volume, writes) => Ok(()),
             Until::Gone(ids) if !ids.iter().any(|id| self.connections.has(*id)) => Ok(()),
-            Until::Quiet(shaped) if self.turn.shard.is_quiet(volume) => match shaped {
+            Until::Quiet(shaped) if self.state.shard.is_quiet(volume) => match shaped {
                 Some(shaped) => {
                     let (cache, bytes) = (shaped.cache, shaped.size_bytes());
-                    self.turn.shard.reshape_volume(volume, cache, bytes);
+                    self.state.shard.reshape_volume(volume, cache, bytes);
                     Ok(())
                 }
                 None => {
-                    self.turn.pollers.remove_volume(volume);
-                    self.turn.shard.remove_volume(volume).map_err(|error| error.to_string())
+                    self.state.pollers.remove_volume(volume);
+                    self.state.shard.remove_volume(volume).map_err(|error| error.to_string())
                 }
             },
             _ => {
@@ -212,21 +213,21 @@ impl<S: Store> PollGroup<S> {
                 return is_less;
             }
         };
-        self.stepped(ticket, result);
+        self.tell_stepped(ticket, result);
         true
     }
 
     /// Closes the stores of abandoned volumes that are quiet. Returns whether there was one.
     fn leave_abandoned(&mut self) -> bool {
-        let (turn, connections) = (&mut self.turn, &self.connections);
+        let (group, connections) = (&mut self.state, &self.connections);
         let before = self.steps.abandoned.len();
         self.steps.abandoned.retain(|Abandoned { volume, ids }| {
             let is_used = ids.iter().any(|id| connections.has(*id));
-            if !turn.shard.is_left(*volume) || is_used {
+            if !group.shard.is_left(*volume) || is_used {
                 return true;
             }
-            turn.pollers.remove_volume(*volume);
-            match turn.shard.remove_volume(*volume) {
+            group.pollers.remove_volume(*volume);
+            match group.shard.remove_volume(*volume) {
                 Ok(()) => tracing::warn!(volume = volume.0, "the store of a removed volume is closed"),
                 Err(error) => {
                     tracing::error!(volume = volume.0, %error, "the store of a removed volume stays open");

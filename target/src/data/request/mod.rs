@@ -8,7 +8,7 @@
 //!                   +-> AwaitsParts -----------------------------+-> AwaitsCredits -> Answered
 //!                   +-> AwaitsStore -----------------------------+                      |
 //!                   +-> AwaitsFlush -> AwaitsSync ---------------+                      v
-//!                   +-> AwaitsHolds -> AwaitsChange -> AwaitsUnholds                 Admitted
+//!                   +-> AwaitsLocks -> AwaitsChange -> AwaitsUnlocks                 Admitted
 //!                   +-> AwaitsZeroing ---------------------------+
 //!                   '-> AwaitsControl (admin) -------------------'
 //! ```
@@ -65,11 +65,11 @@ enum RequestState {
     /// The store makes its data durable (FLUSH).
     AwaitsSync,
     /// The shards keep others off the range, one shard after the other.
-    AwaitsHolds,
+    AwaitsLocks,
     /// The store discards or zeroes the range.
     AwaitsChange,
     /// The shards learn of the change and let others in again.
-    AwaitsUnholds,
+    AwaitsUnlocks,
     /// A range of a memory volume is zeroed, a step in each turn.
     AwaitsZeroing,
     /// Control works on the command (admin).
@@ -159,12 +159,12 @@ pub(crate) struct Span {
     pub(crate) len: u64,
 }
 
-/// A range that a shard holds for a discard or zeroing.
+/// A range that a shard locked for a discard or zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct HeldRange {
+pub(crate) struct LockedRange {
     /// The shard.
     pub(crate) shard: u16,
-    /// The name of the hold at that shard.
+    /// The name of the lock at that shard.
     pub(crate) job: JobId,
 }
 
@@ -199,8 +199,8 @@ pub(crate) enum RequestEvent<'a> {
     FlushBegan,
     /// The store will get a sync.
     SyncBegan,
-    /// The shards will get requests to hold the range.
-    HoldsBegan,
+    /// The shards will get requests to lock the range.
+    LocksBegan,
     /// The store will get a discard or zeroing of the range.
     ChangeBegan,
     /// The zeroing of a memory volume starts.
@@ -213,10 +213,10 @@ pub(crate) enum RequestEvent<'a> {
     ControlDone,
     /// An event of one of the command's parts.
     OfPart(PartIndex, PartEvent),
-    /// A shard holds the range.
-    Held(HeldRange),
-    /// Every shard holds the range.
-    AllHeld,
+    /// A shard locked the range.
+    Locked(LockedRange),
+    /// Every shard locked the range.
+    AllLocked,
     /// A shard finished its request, with or without an error.
     Done(PartIndex, Result<(), Errno>),
     /// The outcome is known.
@@ -276,12 +276,12 @@ pub(crate) enum Action {
     Pin,
     /// All shards have handed their dirty blocks to the store: sync the store.
     Sync,
-    /// Ask this shard to hold the range.
-    Hold(u16),
-    /// Every shard holds the range: change the store.
+    /// Ask this shard to lock the range.
+    LockRange(u16),
+    /// Every shard locked the range: change the store.
     Change,
-    /// End the holds ([`Request::take_holds`]).
-    Unhold(Changed),
+    /// End the locks ([`Request::take_locks`]).
+    UnlockRange(Changed),
     /// Answer with this status.
     Finish(Status),
     /// The connection ended: take the memory that the shard lent or reserved for a part, and give
@@ -305,7 +305,7 @@ pub(crate) struct Request {
     message: u64,
     span: Span,
     outcome: CommandOutcome,
-    holds: Vec<HeldRange>,
+    locks: Vec<LockedRange>,
     parts: Parts,
     timing: Timing,
 }
@@ -322,7 +322,7 @@ impl Request {
             message: 0,
             span: Span::default(),
             outcome: CommandOutcome::OK,
-            holds: Vec::new(),
+            locks: Vec::new(),
             parts: Parts::default(),
             timing: Timing::default(),
         }
@@ -352,20 +352,20 @@ impl Request {
         self.pending > 0 || self.state == RequestState::AwaitsControl
     }
 
-    /// Whether a shard still works on the command, or holds a range for it.
+    /// Whether a shard still works on the command, or keeps a range locked for it.
     pub(crate) fn has_shards(&self) -> bool {
-        self.pending > 0 || !self.holds.is_empty()
+        self.pending > 0 || !self.locks.is_empty()
     }
 
     /// Whether the command may still change the volume.
     pub(crate) fn may_change(&self, volume: VolumeIndex) -> bool {
         use RequestState::{
-            AwaitsChange, AwaitsHolds, AwaitsParts, AwaitsStore, AwaitsUnholds, AwaitsZeroing,
+            AwaitsChange, AwaitsLocks, AwaitsParts, AwaitsStore, AwaitsUnlocks, AwaitsZeroing,
         };
         let writes =
             matches!(self.opcode(), Some(Opcode::Write | Opcode::Discard | Opcode::WriteZeroes));
         let is_begun = match self.state {
-            AwaitsParts | AwaitsStore | AwaitsHolds | AwaitsChange | AwaitsUnholds
+            AwaitsParts | AwaitsStore | AwaitsLocks | AwaitsChange | AwaitsUnlocks
             | AwaitsZeroing => !self.abandoned,
             _ => false,
         };
@@ -472,16 +472,16 @@ impl Request {
         self.pending == 0 && self.outcome.status != Status::Ok
     }
 
-    /// Takes the ranges that shards hold for the command. The list returns by
-    /// [`Self::reuse_holds`].
-    pub(crate) fn take_holds(&mut self) -> Vec<HeldRange> {
-        std::mem::take(&mut self.holds)
+    /// Takes the ranges that shards locked for the command. The list returns by
+    /// [`Self::reuse_locks`].
+    pub(crate) fn take_locks(&mut self) -> Vec<LockedRange> {
+        std::mem::take(&mut self.locks)
     }
 
     /// Keeps the memory of the list for the next command.
-    pub(crate) fn reuse_holds(&mut self, mut list: Vec<HeldRange>) {
+    pub(crate) fn reuse_locks(&mut self, mut list: Vec<LockedRange>) {
         list.clear();
-        self.holds = list;
+        self.locks = list;
     }
 
     /// Handles an event, and returns the action that follows. The only writer of the state.
@@ -516,9 +516,9 @@ impl Request {
             }
             RequestEvent::FlushBegan => self.enter(RequestState::AwaitsFlush),
             RequestEvent::SyncBegan => self.enter(RequestState::AwaitsSync),
-            RequestEvent::HoldsBegan => {
-                self.state = RequestState::AwaitsHolds;
-                Action::Hold(0)
+            RequestEvent::LocksBegan => {
+                self.state = RequestState::AwaitsLocks;
+                Action::LockRange(0)
             }
             RequestEvent::ChangeBegan => self.enter(RequestState::AwaitsChange),
             RequestEvent::ZeroingBegan => {
@@ -528,8 +528,8 @@ impl Request {
             RequestEvent::Forwarded => self.enter(RequestState::AwaitsControl),
             RequestEvent::ControlDone => self.enter(RequestState::Free),
             RequestEvent::OfPart(part, event) => self.step_part(part, event),
-            RequestEvent::Held(held) => self.on_held(held),
-            RequestEvent::AllHeld => {
+            RequestEvent::Locked(range) => self.on_locked(range),
+            RequestEvent::AllLocked => {
                 self.state = RequestState::AwaitsChange;
                 Action::Change
             }
@@ -657,16 +657,16 @@ impl Request {
         }
     }
 
-    /// Holds one shard after the other, in their order, so that two commands never wait for each
+    /// Locks one shard after the other, in their order, so that two commands never wait for each
     /// other.
-    fn on_held(&mut self, held: HeldRange) -> Action {
+    fn on_locked(&mut self, range: LockedRange) -> Action {
         self.answered_by_shard();
-        self.holds.push(held);
+        self.locks.push(range);
         if self.abandoned {
-            self.state = RequestState::AwaitsUnholds;
-            return Action::Unhold(Changed::No);
+            self.state = RequestState::AwaitsUnlocks;
+            return Action::UnlockRange(Changed::No);
         }
-        Action::Hold(held.shard + 1)
+        Action::LockRange(range.shard + 1)
     }
 
     #[inline]
@@ -687,10 +687,10 @@ impl Request {
                 self.state = RequestState::AwaitsSync;
                 Action::Sync
             }
-            RequestState::AwaitsChange if !self.holds.is_empty() => {
-                self.state = RequestState::AwaitsUnholds;
+            RequestState::AwaitsChange if !self.locks.is_empty() => {
+                self.state = RequestState::AwaitsUnlocks;
                 let changed = if result.is_ok() { Changed::Yes } else { Changed::Unknown };
-                Action::Unhold(changed)
+                Action::UnlockRange(changed)
             }
             _ => self.finish_if_alone(),
         }

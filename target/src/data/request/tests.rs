@@ -195,22 +195,22 @@ fn a_flush_syncs_after_every_shard_and_not_after_a_failure() {
 }
 
 #[test]
-fn a_change_holds_every_shard_and_ends_every_hold() {
+fn a_change_locks_every_shard_and_ends_every_lock() {
     let mut request = started(Opcode::Discard);
-    assert!(matches!(request.step(RequestEvent::HoldsBegan), Action::Hold(0)));
+    assert!(matches!(request.step(RequestEvent::LocksBegan), Action::LockRange(0)));
     for shard in 0..2u16 {
         let _ = request.step(RequestEvent::Asked);
-        let held = HeldRange { shard, job: JobId::test(shard.into()) };
-        let action = request.step(RequestEvent::Held(held));
-        assert!(matches!(action, Action::Hold(next) if next == shard + 1), "{action:?}");
+        let locked = LockedRange { shard, job: JobId::test(shard.into()) };
+        let action = request.step(RequestEvent::Locked(locked));
+        assert!(matches!(action, Action::LockRange(next) if next == shard + 1), "{action:?}");
     }
-    assert!(matches!(request.step(RequestEvent::AllHeld), Action::Change));
+    assert!(matches!(request.step(RequestEvent::AllLocked), Action::Change));
     let _ = request.step(RequestEvent::Asked);
     let action = request.step(RequestEvent::Done(PartIndex::FIRST, Err(Errno::EIO)));
-    assert!(matches!(action, Action::Unhold(Changed::Unknown)), "{action:?}");
-    let holds = request.take_holds();
-    assert_eq!(holds.len(), 2);
-    request.reuse_holds(holds);
+    assert!(matches!(action, Action::UnlockRange(Changed::Unknown)), "{action:?}");
+    let locks = request.take_locks();
+    assert_eq!(locks.len(), 2);
+    request.reuse_locks(locks);
     let _ = request.step(RequestEvent::Asked);
     let _ = request.step(RequestEvent::Asked);
     assert_eq!(finishes(request.step(RequestEvent::Done(PartIndex::FIRST, Ok(())))), None);
@@ -221,13 +221,13 @@ fn a_change_holds_every_shard_and_ends_every_hold() {
 #[test]
 fn a_change_whose_connection_ended_lets_others_in_again() {
     let mut request = started(Opcode::WriteZeroes);
-    let _ = request.step(RequestEvent::HoldsBegan);
+    let _ = request.step(RequestEvent::LocksBegan);
     let _ = request.step(RequestEvent::Asked);
     let _ = request.step(RequestEvent::Abandon);
-    let held = HeldRange { shard: 0, job: JobId::test(0) };
-    let action = request.step(RequestEvent::Held(held));
-    assert!(matches!(action, Action::Unhold(Changed::No)), "{action:?}");
-    assert_eq!(request.take_holds(), [held]);
+    let locked = LockedRange { shard: 0, job: JobId::test(0) };
+    let action = request.step(RequestEvent::Locked(locked));
+    assert!(matches!(action, Action::UnlockRange(Changed::No)), "{action:?}");
+    assert_eq!(request.take_locks(), [locked]);
     let _ = request.step(RequestEvent::Asked);
     assert!(matches!(request.step(RequestEvent::Done(PartIndex::FIRST, Ok(()))), Action::Wait));
     assert!(!request.has_shards());

@@ -112,8 +112,8 @@ impl DataPath for PairedPoller {
         self.inner.arm()
     }
 
-    fn settle(&mut self) {
-        self.inner.settle();
+    fn send_owed_acks(&mut self) {
+        self.inner.send_owed_acks();
     }
 
     fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {

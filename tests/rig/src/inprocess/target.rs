@@ -24,7 +24,7 @@ use rblk_target::control::connect::grant::Terms;
 use rblk_target::data::connection::{
     BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv,
 };
-use rblk_target::data::poll_group::peers::Peers;
+use rblk_target::data::poll_group::other_groups::OtherGroups;
 use rblk_target::data::poll_group::{
     FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup,
 };
@@ -159,12 +159,12 @@ impl<S: Store> Rig<S> {
             write_back_max_bytes: options.io_max_bytes,
             seed: options.seed,
         };
-        for (index, peers) in Peers::connect(count)?.into_iter().enumerate() {
+        for (index, others) in OtherGroups::connect(count)?.into_iter().enumerate() {
             let stats = Arc::new(Stats::default());
             let range = index * share..(index + 1) * share;
             let part = Arena::over(Arc::clone(&arena), range, options.io_max_bytes)?;
             let shard = Shard::new(store(&arena), part, shard_options, self.now);
-            let mut engine = PollGroup::new(index, shard, peers, Arc::clone(&stats), self.now);
+            let mut engine = PollGroup::new(index, shard, others, Arc::clone(&stats), self.now);
             let mut cqs = Vec::new();
             for place in 0..options.devices {
                 let (inner, handle) = target_pd.poller(options.cq_entries)?;

@@ -8,7 +8,7 @@ use rblk_initiator::engine::durability::retain::ReplayLog;
 use rblk_initiator::engine::path::Path;
 use rblk_initiator::volume::course::{Attempt, Failure};
 use rblk_initiator::volume::replay::Replayer;
-use rblk_initiator::volume::settle::Judgement;
+use rblk_initiator::volume::resolve_unflushed::Judgement;
 use rblk_protocol::{LoginReply, OpenReply};
 
 use crate::sim::admin::AdminEnd;

@@ -11,8 +11,8 @@ use rblk_config::{DigestWish, OnLoss};
 use rblk_initiator::engine::durability::retain::Piece;
 use rblk_initiator::volume::course::Failure;
 use rblk_initiator::volume::replay::{self, Progress, ReplayOutcome, Replayer};
+use rblk_initiator::volume::resolve_unflushed::{self, Judgement};
 use rblk_initiator::volume::session::{QueueWish, REPLAY_QUEUE};
-use rblk_initiator::volume::settle::{self, Judgement};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
 use rblk_rig::inprocess::QueueOptions;
 
@@ -36,7 +36,7 @@ impl Process {
             }
         }
         let shape = (volume.block_size, volume.blocks);
-        let judgement = settle::judge(&self.durability, stock, shape);
+        let judgement = resolve_unflushed::judge(&self.durability, stock, shape);
         let log = match &judgement {
             Judgement::Rewrite { log, .. } => {
                 let numbers = [self.mount.0.into(), log.writes(), log.pieces().len() as u64];
@@ -92,7 +92,7 @@ impl Process {
 
     /// Settles both accounts: the product's, and the oracle's.
     fn settled(&mut self, judgement: &Judgement, outcome: ReplayOutcome, ground: &mut Ground<'_>) {
-        judgement.settle(&self.durability, outcome);
+        judgement.enter(&self.durability, outcome);
         let owes = self.owes();
         let settled = match judgement {
             Judgement::Rewrite { log, .. } if outcome == ReplayOutcome::Durable => {

@@ -296,7 +296,7 @@ impl Process {
                 };
                 match verdict {
                     OpenVerdict::Go => self.begin_queues(trying, ground),
-                    OpenVerdict::Settle => self.settle(trying, &volume, ground),
+                    OpenVerdict::ResolveUnflushed => self.settle(trying, &volume, ground),
                     OpenVerdict::Changed(how) => Going::Changed(how),
                 }
             }

@@ -223,8 +223,8 @@ impl Alterations {
         Ok(())
     }
 
-    /// Begins a [judged](Self::judge) change. `volume`: as it will be; as it is, if it goes or
-    /// stays.
+    /// Begins a [judged](Self::judge) change; [no other](Self::check_free) is under way. `volume`:
+    /// as it will be; as it is, if it goes or stays.
     ///
     /// # Errors
     /// [`OrderError`]. Nothing has changed.
@@ -235,7 +235,7 @@ impl Alterations {
         (sessions, out): (&mut HostSessions, &mut Outbox),
         now: Instant,
     ) -> Result<(), OrderError> {
-        self.check_free()?;
+        debug_assert!(self.under_way.is_none(), "one change at a time");
         let before = match change.is_addition() {
             true => None,
             false => {

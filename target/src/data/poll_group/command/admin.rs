@@ -11,8 +11,8 @@ use rblk_protocol::{
 use super::respond::{finish, respond};
 use crate::data::connection::{Connection, SCRATCH_BYTES, Served, Violation};
 use crate::data::poll_group::FromGroup;
-use crate::data::poll_group::lines::Line;
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::group_state::GroupState;
+use crate::data::poll_group::log_lines::LogLine;
 use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
 
@@ -20,7 +20,7 @@ use crate::store::Store;
 #[cold]
 pub(in crate::data::poll_group) fn forward<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
     let Some(command) = command_of(connection, tag) else { return };
@@ -29,8 +29,8 @@ pub(in crate::data::poll_group) fn forward<S: Store>(
         region.read(data, &mut body);
     }
     let _ = connection.request_mut(command.tag).step(RequestEvent::Forwarded);
-    turn.told.outbox.push(FromGroup::Admin {
-        group: turn.group,
+    group.told.outbox.push(FromGroup::Admin {
+        group: group.index,
         connection: connection.id(),
         admission: connection.params().admission,
         command,
@@ -42,7 +42,7 @@ pub(in crate::data::poll_group) fn forward<S: Store>(
 /// Control answers an admin command: a status, a value, and bytes for the peer's buffer.
 pub(in crate::data::poll_group) fn reply<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     (status, value, words): (Status, u32, &[u8]),
 ) {
@@ -62,7 +62,7 @@ pub(in crate::data::poll_group) fn reply<S: Store>(
             None => outcome.value = 0,
         }
     }
-    finish(connection, turn, tag, outcome);
+    finish(connection, group, tag, outcome);
 }
 
 /// Answers a self-test with the agreed verbs, into the buffer that the self-test names.
@@ -72,14 +72,14 @@ pub(in crate::data::poll_group) fn reply<S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn self_test<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     let Some(command) = command_of(connection, tag) else {
         return Err(Violation("a request without its command"));
     };
     let Some(buffer) = command.buffer.filter(|buffer| buffer.length >= SCRATCH_BYTES) else {
-        finish(connection, turn, tag, CommandOutcome::of(Status::BadLength));
+        finish(connection, group, tag, CommandOutcome::of(Status::BadLength));
         return Ok(());
     };
     if connection.sends().free() < 2 {
@@ -89,8 +89,8 @@ pub(in crate::data::poll_group) fn self_test<S: Store>(
         Ok(Some(pattern)) => {
             let first_time = connection.is_known();
             if first_time {
-                turn.told.outbox.push(FromGroup::Proven {
-                    group: turn.group,
+                group.told.outbox.push(FromGroup::Proven {
+                    group: group.index,
                     connection: connection.id(),
                     admission: connection.params().admission,
                 });
@@ -99,10 +99,10 @@ pub(in crate::data::poll_group) fn self_test<S: Store>(
         }
         Ok(None) => self_test_pattern(command.sequence),
         Err(error) => {
-            if turn.may_log(Line::Unproven) {
+            if group.may_log(LogLine::Unproven) {
                 tracing::warn!(peer = connection.params().peer, %error, "a self-test proves nothing");
             }
-            turn.stats.failed_proofs.add(1);
+            group.stats.failed_proofs.add(1);
             return Err(Violation("it does not prove that it is of its session"));
         }
     };
@@ -114,7 +114,7 @@ pub(in crate::data::poll_group) fn self_test<S: Store>(
     let _ = connection.request_mut(tag).step(RequestEvent::Answered);
     if immediate.is_none() {
         let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
-        respond(connection, &turn.stats, &response);
+        respond(connection, &group.stats, &response);
     }
     connection.release_data(tag);
     Ok(())

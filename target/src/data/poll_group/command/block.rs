@@ -14,10 +14,10 @@ use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::poll_group::access::AccessTable;
 use crate::data::poll_group::command::{counting, without_data};
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::poll_group::held::Held;
 use crate::data::poll_group::over_limit;
 use crate::data::poll_group::over_limit::Delayed;
-use crate::data::poll_group::turn::GroupState;
 use crate::data::read_ahead::ReadAhead;
 use crate::data::request::{Action, CommandOutcome, Payload, RequestEvent, Span};
 use crate::store::{OpKind, Store};
@@ -29,50 +29,51 @@ use crate::volume::{CacheMode, Placement, Volume};
 /// # Errors
 /// A bug: the connection ends.
 #[inline(never)]
-pub(in crate::data::poll_group) fn start<S: Store>(
+pub(in crate::data::poll_group) fn admit_by_limits<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
-    if turn.access.has_limits() {
-        return start_limited(connection, turn, tag);
+    if group.access.has_limits() {
+        return start_limited(connection, group, tag);
     }
-    begin(connection, turn, tag)
+    check_and_dispatch(connection, group, tag)
 }
 
-/// [`start`] where some volume or host has limits. Out of line, with a second lookup of the volume,
-/// so that a target without limits pays one test per command.
+/// [`admit_by_limits`] where some volume or host has limits. Out of line, with a second lookup of
+/// the volume, so that a target without limits pays one test per command.
 #[inline(never)]
 fn start_limited<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
-    let (command, came) = (*connection.command(tag)?, turn.time.us);
-    if is_delayed(connection, turn, &command, came) {
+    let (command, came) = (*connection.command(tag)?, group.time.us);
+    if is_delayed(connection, group, &command, came) {
         return Ok(());
     }
-    begin_limited(connection, turn, tag)
+    begin_cold(connection, group, tag)
 }
 
 /// Whether a command, which arrived at `came`, must wait for a limit. If so, it is now in its line.
 fn is_delayed<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     command: &CommandCapsule,
     came: Micros,
 ) -> bool {
-    let Ok((volume, span)) = allowed(connection, &turn.access, command) else { return false };
-    let host = turn.access.host_limits(connection.params().session);
+    let Ok((volume, _, span)) = allowed(connection, &group.access, command) else { return false };
+    let host = group.access.host_limits(connection.params().session);
     if volume.limits.is_none() && host.is_none() {
         return false;
     }
-    let (times, limits) = ((came, turn.time.us), (volume, host));
-    if !over_limit::must_wait(&mut turn.later.waiting, connection, (command, span), limits, times) {
+    let (times, limits) = ((came, group.time.us), (volume, host));
+    if !over_limit::must_wait(&mut group.later.waiting, connection, (command, span), limits, times)
+    {
         return false;
     }
-    turn.rare = true;
-    over_limit::count_delayed(turn.access.stats(span.volume));
+    group.rare = true;
+    over_limit::count_delayed(group.access.stats(span.volume));
     true
 }
 
@@ -83,7 +84,7 @@ fn is_delayed<S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn start_delayed<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     delayed: Delayed,
 ) -> Served {
     let request = connection.request_mut(delayed.tag);
@@ -91,18 +92,18 @@ pub(in crate::data::poll_group) fn start_delayed<S: Store>(
         return Err(Violation("a command waited for a limit and was answered"));
     }
     let command = *connection.command(delayed.tag)?;
-    let allowed = allowed(connection, &turn.access, &command).map(|(_, span)| span.volume);
+    let allowed = allowed(connection, &group.access, &command).map(|(_, _, span)| span.volume);
     let is_held =
-        allowed == Err(Status::ReadOnly) && hold(connection, turn, &command, delayed.came, true);
+        allowed == Err(Status::ReadOnly) && hold(connection, group, &command, delayed.came, true);
     if is_held || allowed.is_ok() {
         let volume = connection.request(delayed.tag).span().volume;
-        let waited_us = turn.time.us.since(delayed.since);
-        over_limit::count_waited(turn.access.stats(volume), waited_us);
+        let waited_us = group.time.us.since(delayed.since);
+        over_limit::count_waited(group.access.stats(volume), waited_us);
     }
     if is_held {
         return Ok(());
     }
-    begin_kept(connection, turn, delayed.tag, delayed.came)
+    begin_kept(connection, group, delayed.tag, delayed.came)
 }
 
 /// Starts a write after a hold; a limit may still delay it. Has no effect if its connection ended.
@@ -112,7 +113,7 @@ pub(in crate::data::poll_group) fn start_delayed<S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn start_held<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     held: Held,
 ) -> Served {
     let request = connection.request_mut(held.tag);
@@ -120,11 +121,11 @@ pub(in crate::data::poll_group) fn start_held<S: Store>(
         return Ok(());
     }
     let command = *connection.command(held.tag)?;
-    turn.io = true;
-    if !held.is_let_in && is_delayed(connection, turn, &command, held.came) {
+    group.io = true;
+    if !held.is_let_in && is_delayed(connection, group, &command, held.came) {
         return Ok(());
     }
-    begin_kept(connection, turn, held.tag, held.came)
+    begin_kept(connection, group, held.tag, held.came)
 }
 
 /// Lets a command wait, if the writes of its volume are held. The command arrived at `came`; with
@@ -132,31 +133,32 @@ pub(in crate::data::poll_group) fn start_held<S: Store>(
 #[cold]
 fn hold<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     command: &CommandCapsule,
     came: Micros,
     is_let_in: bool,
 ) -> bool {
-    let volume = Volume::index_of(command.volume).and_then(|index| turn.access.volume(index));
-    let Some(volume) = volume.filter(|_| turn.later.held.holds(command)) else { return false };
-    turn.later.held.keep(connection, (command, volume), came, is_let_in);
+    let volume = Volume::index_of(command.volume).and_then(|index| group.access.volume(index));
+    let Some(volume) = volume.filter(|_| group.later.held.holds(command)) else { return false };
+    group.later.held.keep(connection, (command, volume), came, is_let_in);
     true
 }
 
-/// The volume and the bytes of a command, if its volume and its session allow it.
+/// The volume, the access and the bytes of a command, if its volume and its session allow it.
 ///
 /// # Errors
 /// The status for the command's response.
+#[inline(always)]
 fn allowed<'a>(
     connection: &Connection,
     access: &'a AccessTable,
     command: &CommandCapsule,
-) -> Result<(&'a Volume, Span), Status> {
+) -> Result<(&'a Volume, AccessMode, Span), Status> {
     let params = connection.params();
     let (volume, mode) = access.opened(params.session, command)?;
     let range = volume.check(command, mode, params.io_max_bytes)?;
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
-    Ok((volume, Span { volume: volume.index, offset, len }))
+    Ok((volume, mode, Span { volume: volume.index, offset, len }))
 }
 
 /// Starts a command that was kept since it arrived.
@@ -164,40 +166,40 @@ fn allowed<'a>(
 #[inline(never)]
 fn begin_kept<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     came: Micros,
 ) -> Served {
-    turn.time.cq_age.kept(came, turn.time.us);
-    begin_limited(connection, turn, tag)?;
-    counting::kept_began(connection, turn, tag, came);
+    group.time.cq_age.kept(came, group.time.us);
+    begin_cold(connection, group, tag)?;
+    counting::kept_began(connection, group, tag, came);
     Ok(())
 }
 
-/// [`begin`], out of line: one copy for all commands that [`start`] does not start itself.
+/// [`check_and_dispatch`], out of line: one copy for all commands that [`admit_by_limits`] does not
+/// start itself.
 #[inline(never)]
-fn begin_limited<S: Store>(
+fn begin_cold<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
-    begin(connection, turn, tag)
+    check_and_dispatch(connection, group, tag)
 }
 
-/// Starts a command without regard to limits.
+/// Checks a command and takes the first step for its opcode and its volume, without regard to
+/// limits.
 #[inline(always)]
-fn begin<S: Store>(connection: &mut Connection, turn: &mut GroupState<S>, tag: Tag) -> Served {
-    let (params, command) = (connection.params(), connection.command(tag)?);
-    let io_max = params.io_max_bytes;
-    let opened = turn.access.opened(params.session, command);
-    let checked =
-        opened.and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
-    let (volume, mode, range) = match checked {
-        Ok(checked) => checked,
-        Err(status) => return refuse(connection, turn, tag, status),
+fn check_and_dispatch<S: Store>(
+    connection: &mut Connection,
+    group: &mut GroupState<S>,
+    tag: Tag,
+) -> Served {
+    let command = connection.command(tag)?;
+    let (volume, mode, span) = match allowed(connection, &group.access, command) {
+        Ok(allowed) => allowed,
+        Err(status) => return refuse(connection, group, tag, status),
     };
-    let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
-    let span = Span { volume: volume.index, offset, len };
     let (opcode, has_digest) = (command.opcode, command.flags.digest);
     let has_data = command.in_capsule_bytes > 0;
     connection.request_mut(tag).names(span);
@@ -205,35 +207,35 @@ fn begin<S: Store>(connection: &mut Connection, turn: &mut GroupState<S>, tag: T
     // A READ of a store works as without digests, until its data is sent.
     if has_digest && !is_stored_read {
         let in_memory = matches!(volume.placement, Placement::Memory(_));
-        let digested = check_digest(connection, turn, tag, in_memory)?;
+        let digested = check_digest(connection, group, tag, in_memory)?;
         if digested != Digested::AsWithout {
-            return start_digested(connection, turn, tag, digested);
+            return start_digested(connection, group, tag, digested);
         }
     }
     match (opcode, &volume.placement) {
         (Opcode::Read, Placement::Store) => {
             let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
-            let cut = Cut::of(volume, turn.group, turn.groups());
-            return read::start(connection, turn, tag, cut, ahead);
+            let cut = Cut::of(volume, group.index, group.groups());
+            return read::start(connection, group, tag, cut, ahead);
         }
-        (Opcode::Read, Placement::Memory(_)) if read::send_memory(connection, turn, tag)? => {
+        (Opcode::Read, Placement::Memory(_)) if read::send_memory(connection, group, tag)? => {
             return Ok(());
         }
         // Most writes with in-capsule data have one part.
         (Opcode::Write, Placement::Store)
-            if has_data && Cut::of(volume, turn.group, turn.groups()).is_own(span) =>
+            if has_data && Cut::of(volume, group.index, group.groups()).is_own(span) =>
         {
-            return write::whole(connection, turn, tag);
+            return write::whole(connection, group, tag);
         }
         (Opcode::Write, Placement::Memory(region)) if has_data => {
-            write::copy_in(connection, &turn.stats, tag, region, wide(offset));
-            acknowledge(connection, turn, tag);
+            write::copy_in(connection, &group.stats, tag, region, wide(span.offset));
+            acknowledge(connection, group, tag);
             return Ok(());
         }
         _ => {}
     }
-    let cut = Cut::of(volume, turn.group, turn.groups());
-    start_other(connection, turn, tag, cut, mode)
+    let cut = Cut::of(volume, group.index, group.groups());
+    start_other(connection, group, tag, cut, mode)
 }
 
 /// Answers a command that its volume, or its session's access mode, does not allow.
@@ -241,18 +243,18 @@ fn begin<S: Store>(connection: &mut Connection, turn: &mut GroupState<S>, tag: T
 #[inline(never)]
 fn refuse<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     status: Status,
 ) -> Served {
-    let (command, came) = (*connection.command(tag)?, turn.time.us);
-    if turn.access.is_changing(connection.params().session, &command) {
+    let (command, came) = (*connection.command(tag)?, group.time.us);
+    if group.access.is_changing(connection.params().session, &command) {
         return Err(Violation::VOLUME_CHANGES);
     }
-    if status == Status::ReadOnly && hold(connection, turn, &command, came, false) {
+    if status == Status::ReadOnly && hold(connection, group, &command, came, false) {
         return Ok(());
     }
-    finish(connection, turn, tag, CommandOutcome::of(status));
+    finish(connection, group, tag, CommandOutcome::of(status));
     Ok(())
 }
 
@@ -261,15 +263,15 @@ fn refuse<S: Store>(
 #[inline(never)]
 fn start_other<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
     mode: AccessMode,
 ) -> Served {
-    counting::begin(connection, turn, tag);
+    counting::begin(connection, group, tag);
     let (span, reads_out) = (connection.request(tag).span(), connection.params().reads_out);
     let is_encrypted = connection.params().features.has(Features::ENCRYPT);
-    let Some(placement) = turn.access.placement(span.volume) else {
+    let Some(placement) = group.access.placement(span.volume) else {
         return Err(Violation("a command without its volume"));
     };
     let command = connection.command(tag)?;
@@ -289,19 +291,19 @@ fn start_other<S: Store>(
         // The kernel may decrypt a record of a stream into its place before it has authenticated
         // the record, and others can read this place.
         (Opcode::Write, Placement::Memory(_)) if is_encrypted => {
-            let cut = Cut::own(span.volume, turn.group, turn.groups());
-            return write::parts(connection, turn, tag, cut);
+            let cut = Cut::own(span.volume, group.index, group.groups());
+            return write::parts(connection, group, tag, cut);
         }
         (Opcode::Write, Placement::Memory(_)) => {
-            return write::to_memory(connection, turn, tag, span);
+            return write::to_memory(connection, group, tag, span);
         }
-        (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
+        (Opcode::Write, _) => return write::parts(connection, group, tag, cut),
         // A session with read-only access has no writes to make durable, and must not keep the
         // store busy. A volume that was made read-only may have earlier writes.
         (Opcode::Flush, _) if mode == AccessMode::ReadOnly => CommandOutcome::OK,
-        _ => return start_rare(connection, turn, tag, cut),
+        _ => return start_rare(connection, group, tag, cut),
     };
-    finish(connection, turn, tag, outcome);
+    finish(connection, group, tag, outcome);
     Ok(())
 }
 
@@ -322,7 +324,7 @@ enum Digested {
 #[inline(never)]
 fn check_digest<S: Store>(
     connection: &Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     in_memory: bool,
 ) -> Result<Digested, Violation> {
@@ -333,7 +335,7 @@ fn check_digest<S: Store>(
     Ok(match (command.opcode, request.data()) {
         (Opcode::Write, Some(data)) => {
             let (own, at) = connection.place_of_data(data);
-            let fits = data_digest::fits_capsule(turn, command, request.span(), (own, at));
+            let fits = data_digest::fits_capsule(group, command, request.span(), (own, at));
             if fits { Digested::AsWithout } else { Digested::Mismatch }
         }
         (Opcode::Write, None) if in_memory && connection.params().reads_out > 0 => Digested::ByCopy,
@@ -347,19 +349,19 @@ fn check_digest<S: Store>(
 #[inline(never)]
 fn start_digested<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     digested: Digested,
 ) -> Served {
-    counting::begin(connection, turn, tag);
+    counting::begin(connection, group, tag);
     if digested == Digested::Mismatch {
-        finish(connection, turn, tag, CommandOutcome::of(Status::DigestMismatch));
+        finish(connection, group, tag, CommandOutcome::of(Status::DigestMismatch));
         return Ok(());
     }
-    let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
+    let cut = Cut::own(connection.request(tag).span().volume, group.index, group.groups());
     match connection.command(tag)?.opcode {
-        Opcode::Read => write::copy_of_read(connection, turn, tag, cut),
-        _ => write::parts(connection, turn, tag, cut),
+        Opcode::Read => write::copy_of_read(connection, group, tag, cut),
+        _ => write::parts(connection, group, tag, cut),
     }
 }
 
@@ -367,27 +369,27 @@ fn start_digested<S: Store>(
 #[inline(never)]
 fn start_rare<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
     let (Span { offset, len, .. }, command) =
         (connection.request(tag).span(), *connection.command(tag)?);
-    let Some(volume) = turn.access.volume(cut.volume) else {
+    let Some(volume) = group.access.volume(cut.volume) else {
         return Err(Violation("a command without its volume"));
     };
     let kind = match (command.opcode, &volume.placement) {
         (Opcode::Flush, Placement::Store) if volume.cache == CacheMode::WriteBack => {
-            without_data::flush(connection, turn, tag);
+            without_data::flush(connection, group, tag);
             return Ok(());
         }
         (Opcode::Flush, Placement::Store) => {
-            without_data::sync_now(connection, turn, tag);
+            without_data::sync_now(connection, group, tag);
             return Ok(());
         }
         (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
             let (region, from) = (Arc::clone(region), wide(offset));
-            without_data::zero(connection, turn, tag, region, from..from + wide(len));
+            without_data::zero(connection, group, tag, region, from..from + wide(len));
             return Ok(());
         }
         (Opcode::Discard, Placement::Store) if volume.discard => OpKind::Discard { offset, len },
@@ -395,7 +397,7 @@ fn start_rare<S: Store>(
             OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
         }
         _ => {
-            finish(connection, turn, tag, CommandOutcome::OK);
+            finish(connection, group, tag, CommandOutcome::OK);
             return Ok(());
         }
     };
@@ -405,7 +407,7 @@ fn start_rare<S: Store>(
         _ if cut.groups == 1 || one_stripe => Some(shard_of(volume.index, offset, cut.groups)),
         _ => None,
     };
-    without_data::start(connection, turn, tag, kind, shard);
+    without_data::start(connection, group, tag, kind, shard);
     Ok(())
 }
 

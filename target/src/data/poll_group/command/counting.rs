@@ -5,9 +5,9 @@ use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 use rblk_runtime::Micros;
 
 use crate::data::connection::{Connection, ConnectionParams};
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::poll_group::slow::SlowIo;
 use crate::data::poll_group::trace_ring::TracedIo;
-use crate::data::poll_group::turn::GroupState;
 use crate::data::request::{Request, RequestEvent};
 use crate::store::Store;
 use crate::volume::timing::Took;
@@ -20,12 +20,12 @@ use rblk_operate::target::volume_counts::VolumeStats;
 #[inline(always)]
 pub(in crate::data::poll_group) fn begin<'a, S: Store>(
     connection: &'a mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
 ) -> &'a mut Request {
     let (params, request) = connection.of(tag);
-    if let Some(volume) = turn.access.stats(request.span().volume) {
-        request.timing().begin(turn.time.us, turn.time.cq_age.get());
+    if let Some(volume) = group.access.stats(request.span().volume) {
+        request.timing().begin(group.time.us, group.time.cq_age.get());
         params.io.begin();
         volume.io.begin();
     }
@@ -37,11 +37,11 @@ pub(in crate::data::poll_group) fn begin<'a, S: Store>(
 #[inline(never)]
 pub(in crate::data::poll_group) fn begin_late<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
 ) {
     if !connection.request_mut(tag).timing().has_begun() {
-        begin(connection, turn, tag);
+        begin(connection, group, tag);
     }
 }
 
@@ -50,14 +50,14 @@ pub(in crate::data::poll_group) fn begin_late<S: Store>(
 pub(in crate::data::poll_group) fn answered<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     status: Status,
 ) {
     let Some(command) = request.command() else { return };
     let (kind, bytes) = (IoKind::of(command.opcode), Stats::data_bytes(command));
-    turn.stats.count(command, bytes, status);
+    group.stats.count(command, bytes, status);
     if let Some(kind) = kind {
-        record(params, request, turn, (kind, bytes, status != Status::Ok));
+        record(params, request, group, (kind, bytes, status != Status::Ok));
     }
 }
 
@@ -66,15 +66,15 @@ pub(in crate::data::poll_group) fn answered<S: Store>(
 pub(in crate::data::poll_group) fn acknowledged<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
 ) {
     let Some(command) = request.command() else { return };
     if command.opcode == Opcode::Write {
         let bytes = Stats::data_bytes(command);
-        turn.stats.count_write(bytes, command.in_capsule_bytes > 0);
-        record(params, request, turn, (IoKind::Write, bytes, false));
+        group.stats.count_write(bytes, command.in_capsule_bytes > 0);
+        record(params, request, group, (IoKind::Write, bytes, false));
     } else {
-        answered(params, request, turn, Status::Ok);
+        answered(params, request, group, Status::Ok);
     }
 }
 
@@ -82,14 +82,14 @@ pub(in crate::data::poll_group) fn acknowledged<S: Store>(
 #[inline(always)]
 pub(in crate::data::poll_group) fn answered_read<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
 ) {
     let (params, request) = connection.of(tag);
     let _ = request.step(RequestEvent::Answered);
     let bytes = request.span().len;
-    turn.stats.count_read(bytes);
-    record(params, request, turn, (IoKind::Read, bytes, false));
+    group.stats.count_read(bytes);
+    record(params, request, group, (IoKind::Read, bytes, false));
 }
 
 /// Counts an answer by connection and by volume. A command that failed before it started has no
@@ -98,7 +98,7 @@ pub(in crate::data::poll_group) fn answered_read<S: Store>(
 fn record<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     (kind, bytes, failed): (IoKind, u64, bool),
 ) {
     params.io.answered(kind, bytes, failed);
@@ -106,16 +106,16 @@ fn record<S: Store>(
     if failed && !begun {
         return;
     }
-    let Some(volume) = turn.access.stats(request.span().volume) else { return };
+    let Some(volume) = group.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
     if !begun {
-        return volume.latency.record_one_turn(kind, turn.time.cq_age.get());
+        return volume.latency.record_one_turn(kind, group.time.cq_age.get());
     }
     params.io.end();
     volume.io.end();
-    match request.timing().end_in_its_turn(turn.time.us) {
+    match request.timing().end_in_its_turn(group.time.us) {
         Some(queue) => volume.latency.record_one_turn(kind, queue),
-        None => end_later(params, request, turn, volume, (kind, failed)),
+        None => end_later(params, request, group, volume, (kind, failed)),
     }
 }
 
@@ -124,17 +124,17 @@ fn record<S: Store>(
 fn end_later<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     volume: &VolumeStats,
     (kind, failed): (IoKind, bool),
 ) {
-    match request.timing().end(turn.time.us) {
+    match request.timing().end(group.time.us) {
         None => debug_assert!(false, "it had begun"),
         Some(Took::OneTurn(queue)) => volume.latency.record_one_turn(kind, queue),
         Some(Took::Longer(stages)) => {
             volume.latency.record(kind, &stages);
-            if turn.told.slow.is_slow(stages.total()) {
-                note_slow(params, request, turn, (stages, failed));
+            if group.told.slow.is_slow(stages.total()) {
+                note_slow(params, request, group, (stages, failed));
             }
         }
     }
@@ -145,15 +145,15 @@ fn end_later<S: Store>(
 #[cold]
 pub(in crate::data::poll_group) fn kept_began<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     came: Micros,
 ) {
     let (params, request) = connection.of(tag);
-    let queue = turn.time.us.since(came);
-    if request.is_answered() && turn.told.slow.is_slow(queue) {
+    let queue = group.time.us.since(came);
+    if request.is_answered() && group.told.slow.is_slow(queue) {
         let failed = request.outcome().status != Status::Ok;
-        note_slow(params, request, turn, (Stages { queue, ..Stages::default() }, failed));
+        note_slow(params, request, group, (Stages { queue, ..Stages::default() }, failed));
     }
 }
 
@@ -161,39 +161,48 @@ pub(in crate::data::poll_group) fn kept_began<S: Store>(
 fn note_slow<S: Store>(
     params: &ConnectionParams,
     request: &Request,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     (stages, failed): (Stages, bool),
 ) {
     let Some(opcode) = request.opcode() else { return };
     let (volume, session) = (request.span().volume, params.session);
     let total = stages.total();
-    if let Some(ring) = turn.told.slow.ring_for(volume, total) {
+    if let Some(ring) = group.told.slow.ring_for(volume, total) {
         let queue = match params.kind {
             ConnectionKind::Io { queue } => queue,
             ConnectionKind::Admin => 0,
         };
-        let (at, group) = (turn.time.now, turn.group);
-        let io = TracedIo { at, group, session, queue, opcode, offset: 0, len: 0, failed, stages };
+        let io = TracedIo {
+            at: group.time.now,
+            group: group.index,
+            session,
+            queue,
+            opcode,
+            offset: 0,
+            len: 0,
+            failed,
+            stages,
+        };
         ring.push(io.of(request.span()));
     }
-    turn.told.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
+    group.told.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
 /// A connection ends: none of its commands is in flight any more, and waiting commands never start.
 #[cold]
 pub(in crate::data::poll_group) fn abandon<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
 ) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
         let (params, request) = connection.of(tag);
-        let had_begun = request.timing().end(turn.time.us).is_some();
+        let had_begun = request.timing().end(group.time.us).is_some();
         if !had_begun && !request.waits_to_begin() {
             continue;
         }
         params.io.abandon(had_begun);
-        if let Some(volume) = turn.access.stats(request.span().volume) {
+        if let Some(volume) = group.access.stats(request.span().volume) {
             volume.io.abandon(had_begun);
         }
     }

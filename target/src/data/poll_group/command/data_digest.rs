@@ -14,7 +14,7 @@ use rblk_protocol::{CommandCapsule, DataDigests, Tag};
 use crate::cache::{STRIPE_BYTES, Segments};
 use crate::data::connection::Connection;
 use crate::data::parts::Part;
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::Span;
 use crate::store::Store;
 
@@ -24,7 +24,7 @@ const _: () = assert!(STRIPE_BYTES == DIGEST_STRIPE_BYTES, "a part has a CRC of 
 /// mismatch.
 #[inline(always)]
 pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     command: &CommandCapsule,
     span: Span,
     (region, at): (&Region, usize),
@@ -34,7 +34,7 @@ pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
     });
     let fits = found == command.data_digests;
     if !fits {
-        turn.stats.digest_mismatches.add(1);
+        group.stats.digest_mismatches.add(1);
     }
     fits
 }
@@ -42,12 +42,12 @@ pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
 /// Whether the data of a part of a WRITE, fetched by RDMA READ, matches its digest. Counts a
 /// mismatch.
 pub(in crate::data::poll_group) fn fits_part<S: Store>(
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     command: &CommandCapsule,
     span: Span,
     part: &Part,
 ) -> bool {
-    let arena = turn.shard.slots().region();
+    let arena = group.shard.slots().region();
     let cut = DataDigests::cut(span.offset, rblk_protocol::width::narrow(span.len));
     let (begin, end) = (part.at(), part.at() + part.len());
     let DataDigests { first, second } = command.data_digests;
@@ -55,7 +55,7 @@ pub(in crate::data::poll_group) fn fits_part<S: Store>(
         let (from, to) = (from.max(begin), to.min(end));
         from >= to || sum(part.memory(), arena, from - begin, to - begin) == crc
     });
-    turn.stats.digest_mismatches.add(u64::from(!fits));
+    group.stats.digest_mismatches.add(u64::from(!fits));
     fits
 }
 

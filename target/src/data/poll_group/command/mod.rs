@@ -8,6 +8,6 @@ mod data_digest;
 mod read;
 pub(super) mod reply;
 pub(super) mod respond;
-pub(super) mod send_proof;
+pub(super) mod send_barrier;
 pub(super) mod without_data;
 pub(super) mod write;

@@ -15,8 +15,8 @@ use super::respond::{finish, memory_volume, read_answered};
 use crate::cache::{Hit, STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::parts::{Part, PartIndex, PartState};
-use crate::data::poll_group::command::{counting, send_proof};
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::command::{counting, send_barrier};
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::{Action, CommandOutcome, PartEvent, RequestEvent, Span};
 use crate::store::{Segment, Store};
 use crate::volume::Placement;
@@ -30,7 +30,7 @@ use crate::volume::ids::VolumeIndex;
 #[inline(always)]
 pub(in crate::data::poll_group) fn start<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
     ahead: Option<(u64, u32)>,
@@ -42,22 +42,22 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     let (session, span) = (connection.params().session, connection.request(tag).span());
     // Most reads have one part, which is in memory.
     let hit = if cut.is_own(span) {
-        turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
+        group.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
     } else {
         None
     };
     match hit {
         Some(Hit::One(run)) => {
-            send_whole(connection, turn, tag, run, Segments::one(session, run))?;
+            send_whole(connection, group, tag, run, Segments::one(session, run))?;
         }
-        Some(Hit::More(memory)) => send_blocks(connection, turn, tag, memory)?,
+        Some(Hit::More(memory)) => send_blocks(connection, group, tag, memory)?,
         None => {
-            counting::begin(connection, turn, tag);
-            ask_parts(connection, turn, tag, cut)?;
+            counting::begin(connection, group, tag);
+            ask_parts(connection, group, tag, cut)?;
         }
     }
     if let Some((from, bytes)) = ahead {
-        prefetch(turn, span.volume, from, bytes);
+        prefetch(group, span.volume, from, bytes);
     }
     Ok(())
 }
@@ -67,11 +67,11 @@ pub(in crate::data::poll_group) fn start<S: Store>(
 #[inline(always)]
 pub(in crate::data::poll_group) fn send_memory<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
 ) -> Result<bool, Violation> {
     let (command, span) = (connection.command(tag)?, connection.request(tag).span());
-    let memory = turn.pollers[connection.poller()].memory.as_ref();
+    let memory = group.pollers[connection.poller()].memory.as_ref();
     let region = memory.and_then(|memory| memory_volume(memory, span.volume));
     if command.in_capsule_bytes == 0
         && connection.bounce().is_none()
@@ -84,7 +84,7 @@ pub(in crate::data::poll_group) fn send_memory<S: Store>(
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, sequence));
         connection.sends_mut().queue_write(tag, &SgeList::one(sge), remote, immediate, false);
-        read_answered(connection, turn, (tag, sequence), true);
+        read_answered(connection, group, (tag, sequence), true);
         return Ok(true);
     }
     Ok(false)
@@ -94,13 +94,13 @@ pub(in crate::data::poll_group) fn send_memory<S: Store>(
 #[inline(never)]
 fn send_blocks<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     memory: Segments,
 ) -> Served {
     match *memory.as_slice() {
-        [run] => send_whole(connection, turn, tag, run, memory),
-        _ => send_as_part(connection, turn, tag, memory),
+        [run] => send_whole(connection, group, tag, run, memory),
+        _ => send_as_part(connection, group, tag, memory),
     }
 }
 
@@ -109,7 +109,7 @@ fn send_blocks<S: Store>(
 #[inline(always)]
 fn send_whole<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     run: Segment,
     memory: Segments,
@@ -120,39 +120,39 @@ fn send_whole<S: Store>(
         && u64::from(run.len) == request.span().len
         && connection.has_immediates()
         && connection.sends().may_take(1)
-        && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
+        && let Some(sge) = group.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let sequence = command.sequence;
         let at = if digest {
-            queue_with_trailer(connection, turn, (tag, sge, run), remote)?
+            queue_with_trailer(connection, group, (tag, sge, run), remote)?
         } else {
             let immediate = Some(Immediate::new(tag, sequence));
             connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true)
         };
-        connection.pin(at, narrow(turn.group), memory, buffer.length);
-        read_answered(connection, turn, (tag, sequence), true);
-        send_proof::ask_if_much(connection);
+        connection.pin(at, narrow(group.index), memory, buffer.length);
+        read_answered(connection, group, (tag, sequence), true);
+        send_barrier::ask_if_much(connection);
         return Ok(());
     }
-    send_as_part(connection, turn, tag, memory)
+    send_as_part(connection, group, tag, memory)
 }
 
 /// Sends the whole data of a READ as a part.
 #[inline(never)]
 fn send_as_part<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     memory: Segments,
 ) -> Served {
-    counting::begin(connection, turn, tag);
+    counting::begin(connection, group, tag);
     let request = connection.request_mut(tag);
     let span = request.span();
-    let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
+    let part = Part::new(group.index, span.offset, 0, narrow(span.len));
     let _ = request.step(RequestEvent::Part(part));
     let _ = request.step(RequestEvent::OfPart(PartIndex::FIRST, PartEvent::Hit(memory)));
-    send_parts(connection, turn, tag)
+    send_parts(connection, group, tag)
 }
 
 /// Queues the WRITE of the whole data of a READ, which is in one run, and of its trailer. Returns
@@ -161,13 +161,13 @@ fn send_as_part<S: Store>(
 #[inline(never)]
 fn queue_with_trailer<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     (tag, data, run): (Tag, Sge, Segment),
     remote: RemoteBuffer,
 ) -> Result<u64, Violation> {
     let command = connection.command(tag)?;
     let immediate = Some(Immediate::new(tag, command.sequence));
-    let crc = turn.shard.slots().region().sum(run.offset, wide(run.len), crc32c);
+    let crc = group.shard.slots().region().sum(run.offset, wide(run.len), crc32c);
     let sges = SgeList::two(data, connection.memory().write_trailer(command, crc));
     Ok(connection.queue_lent(tag, &sges, remote, immediate, true))
 }
@@ -177,7 +177,7 @@ fn queue_with_trailer<S: Store>(
 #[inline(never)]
 fn ask_parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
@@ -185,11 +185,11 @@ fn ask_parts<S: Store>(
     if cut.is_own(span) {
         // The lookup for a part that is the whole READ has already failed.
         let request = connection.request_mut(tag);
-        let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
+        let part = Part::new(group.index, span.offset, 0, narrow(span.len));
         let _ = request.step(RequestEvent::Part(part));
         let _ = request.step(RequestEvent::Asked);
-        let from = turn.token(connection, tag, PartIndex::FIRST);
-        turn.shard.read_missed(from, span.volume, span.offset, narrow(span.len));
+        let from = group.token(connection, tag, PartIndex::FIRST);
+        group.shard.read_missed(from, span.volume, span.offset, narrow(span.len));
         return Ok(());
     }
     split(connection, tag, cut);
@@ -199,8 +199,8 @@ fn ask_parts<S: Store>(
         let index = PartIndex(narrow(at));
         let part = &connection.request(tag).parts()[at];
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
-        if shard == turn.group
-            && let Some(hit) = turn.shard.lend_hit(session, cut.volume, offset, len)
+        if shard == group.index
+            && let Some(hit) = group.shard.lend_hit(session, cut.volume, offset, len)
         {
             let memory = hit.into_segments(session);
             let _ = connection
@@ -208,12 +208,12 @@ fn ask_parts<S: Store>(
                 .step(RequestEvent::OfPart(index, PartEvent::Hit(memory)));
             hits = true;
         } else {
-            let from = turn.token(connection, tag, index);
+            let from = group.token(connection, tag, index);
             let read = ShardRequest::Read { from, volume: cut.volume, offset, len };
-            turn.ask(connection, tag, shard, read);
+            group.ask(connection, tag, shard, read);
         }
     }
-    if hits { send_parts(connection, turn, tag) } else { Ok(()) }
+    if hits { send_parts(connection, group, tag) } else { Ok(()) }
 }
 
 /// The memory for the copy was reserved.
@@ -222,26 +222,26 @@ fn ask_parts<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn send_copy<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
     let request = connection.request_mut(tag);
-    let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume) else {
+    let Some(Placement::Memory(region)) = group.access.placement(request.span().volume) else {
         return Err(Violation("a copy of what is not in memory"));
     };
     let part = &mut request.parts_mut()[wide(index.0)];
-    let (arena, from) = (turn.shard.slots().region(), wide(part.offset()));
+    let (arena, from) = (group.shard.slots().region(), wide(part.offset()));
     part.memory().each_run(0, part.len(), |run, begins| {
         region.copy_to(from + wide(begins), arena, run.offset, wide(run.len));
     });
-    turn.stats.copied_bytes.add(u64::from(part.len()));
+    group.stats.copied_bytes.add(u64::from(part.len()));
     let (Some(job), memory) = part.take_memory() else {
         return Err(Violation("a copy without memory"));
     };
-    turn.shard.lend_reserved(job);
+    group.shard.lend_reserved(job);
     let _ = request.step(RequestEvent::OfPart(index, PartEvent::Hit(memory)));
-    send_parts(connection, turn, tag)
+    send_parts(connection, group, tag)
 }
 
 /// Cuts the range of a command into the parts of its shards.
@@ -259,12 +259,12 @@ pub(in crate::data::poll_group) fn split(connection: &mut Connection, tag: Tag, 
 
 /// Asks the shards to read a range ahead.
 #[inline(never)]
-fn prefetch<S: Store>(turn: &mut GroupState<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
+fn prefetch<S: Store>(group: &mut GroupState<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
     let end = from + u64::from(bytes);
     while from < end {
         let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
-        let shard = shard_of(volume, from, turn.groups());
-        turn.tell(shard, ShardRequest::Prefetch { volume, offset: from, len: narrow(to - from) });
+        let shard = shard_of(volume, from, group.groups());
+        group.tell(shard, ShardRequest::Prefetch { volume, offset: from, len: narrow(to - from) });
         from = to;
     }
 }
@@ -276,17 +276,17 @@ fn prefetch<S: Store>(turn: &mut GroupState<S>, volume: VolumeIndex, mut from: u
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn send_parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     if !connection.request(tag).awaits_parts() {
         return Ok(());
     }
     if connection.sends_mut().waits_behind_others(tag) {
-        note_ready(connection, turn, tag);
+        note_ready(connection, group, tag);
         return Ok(());
     }
-    continue_parts(connection, turn, tag)
+    continue_parts(connection, group, tag)
 }
 
 /// Sends the available parts of a READ, as far as send credits allow.
@@ -295,25 +295,25 @@ pub(in crate::data::poll_group) fn send_parts<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn continue_parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
-    while send_part(connection, turn, tag)? {}
-    send_proof::ask_if_much(connection);
+    while send_part(connection, group, tag)? {}
+    send_barrier::ask_if_much(connection);
     let request = connection.request(tag);
     if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
         let status = request.outcome().status;
-        finish(connection, turn, tag, CommandOutcome::of(status));
+        finish(connection, group, tag, CommandOutcome::of(status));
     }
     Ok(())
 }
 
 /// A READ waits for send credits. If all its parts are available, it waits for nothing else.
 #[cold]
-fn note_ready<S: Store>(connection: &mut Connection, turn: &GroupState<S>, tag: Tag) {
+fn note_ready<S: Store>(connection: &mut Connection, group: &GroupState<S>, tag: Tag) {
     let request = connection.request_mut(tag);
     if !request.has_shards() {
-        request.timing().awaits_credits(turn.time.us);
+        request.timing().awaits_credits(group.time.us);
     }
 }
 
@@ -322,7 +322,7 @@ fn note_ready<S: Store>(connection: &mut Connection, turn: &GroupState<S>, tag: 
 #[inline]
 fn send_part<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Result<bool, Violation> {
     let request = connection.request(tag);
@@ -332,7 +332,7 @@ fn send_part<S: Store>(
     // The trailer takes the place of a run.
     let digests = connection.has_digests();
     let most = connection.params().send_sges - u32::from(digests);
-    let bytes = match turn.arena(connection) {
+    let bytes = match group.arena(connection) {
         Some(arena) => gather(part, arena, most, &mut sges),
         None => Some(part.len()),
     };
@@ -355,17 +355,17 @@ fn send_part<S: Store>(
         needed += connection.sends().response_needs();
     }
     if connection.sends().free() < needed || !connection.may_prepare(bytes) {
-        turn.stats.send_credit_waits.add(1);
-        note_ready(connection, turn, tag);
+        group.stats.send_credit_waits.add(1);
+        note_ready(connection, group, tag);
         connection.sends_mut().keep_waiting_first(tag);
         return Ok(false);
     }
     if connection.bounce().is_some() {
-        let copied = copy_out(connection, turn, tag, index, &mut sges);
+        let copied = copy_out(connection, group, tag, index, &mut sges);
         copied.ok_or(Violation("a read without memory"))?;
     }
     if digests {
-        sum_part(connection, turn, tag, index);
+        sum_part(connection, group, tag, index);
         if answers && !apart {
             // The list has room: `gather` left one entry free.
             let _ = sges.push(trailer(connection, tag)?);
@@ -377,13 +377,13 @@ fn send_part<S: Store>(
     connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
     if request.step(RequestEvent::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
-        keep_sent(connection, turn, tag, index, at);
+        keep_sent(connection, group, tag, index, at);
     }
     if apart {
         queue_trailer(connection, tag, buffer, immediate)?;
     }
     if answers {
-        read_answered(connection, turn, (tag, sequence), with_immediate);
+        read_answered(connection, group, (tag, sequence), with_immediate);
     }
     Ok(!answers)
 }
@@ -393,7 +393,7 @@ fn send_part<S: Store>(
 #[inline]
 fn keep_sent<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
     at: u64,
@@ -401,7 +401,7 @@ fn keep_sent<S: Store>(
     let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
     let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
     if connection.bounce().is_some() {
-        turn.release(shard, memory);
+        group.release(shard, memory);
     } else {
         connection.pin(at, narrow(shard), memory, len);
     }
@@ -411,7 +411,7 @@ fn keep_sent<S: Store>(
 #[cold]
 fn copy_out<S: Store>(
     connection: &Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
     sges: &mut SgeList,
@@ -419,11 +419,11 @@ fn copy_out<S: Store>(
     let part = &connection.request(tag).parts()[wide(index.0)];
     let bounce = connection.bounce()?;
     let (to, at) = bounce.prepared()?;
-    let arena = turn.shard.slots().region();
+    let arena = group.shard.slots().region();
     part.memory().each_run(0, part.len(), |run, begins| {
         arena.copy_to(run.offset, to, at + wide(begins), wide(run.len));
     });
-    turn.stats.copied_bytes.add(u64::from(part.len()));
+    group.stats.copied_bytes.add(u64::from(part.len()));
     sges.push(bounce.prepared_sge(part.len())?).then_some(())
 }
 
@@ -440,13 +440,13 @@ fn goes_apart(part: &Part, span: Span) -> bool {
 #[inline(never)]
 fn sum_part<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) {
     let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
     if part.posted() == 0 {
-        let crc = data_digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
+        let crc = data_digest::sum(part.memory(), group.shard.slots().region(), 0, part.len());
         part.set_crc(crc);
     }
 }

@@ -9,8 +9,8 @@ use crate::cache::ShardReply;
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::parts::PartIndex;
 use crate::data::poll_group::command::without_data;
-use crate::data::poll_group::turn::GroupState;
-use crate::data::request::{Action, CommandOutcome, HeldRange, PartEvent, RequestEvent};
+use crate::data::poll_group::group_state::GroupState;
+use crate::data::request::{Action, CommandOutcome, LockedRange, PartEvent, RequestEvent};
 use crate::store::Store;
 use crate::volume::timing::Spent;
 
@@ -21,7 +21,7 @@ use crate::volume::timing::Spent;
 #[inline]
 pub(in crate::data::poll_group) fn on_reply<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     reply: ShardReply,
 ) -> Served {
     let to = reply.to();
@@ -32,25 +32,27 @@ pub(in crate::data::poll_group) fn on_reply<S: Store>(
         ShardReply::Reserved { job, memory, .. } => {
             RequestEvent::OfPart(part, PartEvent::Reserved(job, memory))
         }
-        ShardReply::Held { job, .. } => RequestEvent::Held(HeldRange { shard: part.0.into(), job }),
+        ShardReply::RangeLocked { job, .. } => {
+            RequestEvent::Locked(LockedRange { shard: part.0.into(), job })
+        }
         ShardReply::Done { result, .. } => RequestEvent::Done(part, result),
     };
     let action = connection.request_mut(tag).step(event);
-    carry_out(connection, turn, tag, action)
+    carry_out(connection, group, tag, action)
 }
 
 /// The store of the own shard wrote the data of a command without parts.
 #[inline]
 pub(in crate::data::poll_group) fn on_stored<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
     let request = connection.request_mut(tag);
     request.timing().spent(Spent::at_store());
     match request.step(RequestEvent::Stored) {
-        Action::Finish(Status::Ok) => acknowledge(connection, turn, tag),
-        Action::Finish(status) => finish(connection, turn, tag, CommandOutcome::of(status)),
+        Action::Finish(Status::Ok) => acknowledge(connection, group, tag),
+        Action::Finish(status) => finish(connection, group, tag, CommandOutcome::of(status)),
         _ => {}
     }
 }
@@ -58,20 +60,20 @@ pub(in crate::data::poll_group) fn on_stored<S: Store>(
 /// Carries out the action that follows a shard's answer.
 fn carry_out<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     action: Action,
 ) -> Served {
     match action {
         Action::Wait => {}
-        Action::Fetch(part) => return write::fetch(connection, turn, tag, part),
-        Action::Send => return read::send_parts(connection, turn, tag),
-        Action::Sync => without_data::sync(connection, turn, tag),
-        Action::Hold(shard) => without_data::hold(connection, turn, tag, shard),
-        Action::Unhold(outcome) => without_data::unhold(connection, turn, tag, outcome),
-        Action::Finish(status) => finish(connection, turn, tag, CommandOutcome::of(status)),
+        Action::Fetch(part) => return write::fetch(connection, group, tag, part),
+        Action::Send => return read::send_parts(connection, group, tag),
+        Action::Sync => without_data::sync(connection, group, tag),
+        Action::LockRange(shard) => without_data::lock_range(connection, group, tag, shard),
+        Action::UnlockRange(outcome) => without_data::unlock_range(connection, group, tag, outcome),
+        Action::Finish(status) => finish(connection, group, tag, CommandOutcome::of(status)),
         Action::GiveBack(part) => {
-            turn.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);
+            group.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);
         }
         Action::Begin | Action::Place | Action::Pin | Action::Change | Action::Impossible => {
             debug_assert!(false, "no answer of a shard calls for this");
@@ -88,14 +90,14 @@ fn carry_out<S: Store>(
 #[inline]
 pub(in crate::data::poll_group) fn on_credits<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
 ) -> Served {
     while let Some(tag) = connection.next_for_credits() {
         if connection.request(tag).awaits_parts() {
-            read::continue_parts(connection, turn, tag)?;
+            read::continue_parts(connection, group, tag)?;
         } else {
             debug_assert!(connection.request(tag).awaits_credits());
-            answer(connection, turn, tag);
+            answer(connection, group, tag);
         }
     }
     if connection.sends().has_waiting() {
@@ -103,7 +105,7 @@ pub(in crate::data::poll_group) fn on_credits<S: Store>(
         return Ok(());
     }
     while let Some((tag, part)) = connection.next_for_read() {
-        write::post_reads(connection, turn, tag, part)?;
+        write::post_reads(connection, group, tag, part)?;
     }
     Ok(())
 }

@@ -11,8 +11,8 @@ use rblk_protocol::{Immediate, Opcode, ResponseCapsule, Sequence, Status, Tag};
 
 use crate::data::connection::{Bounce, Connection};
 use crate::data::poll_group::PollerMemory;
-use crate::data::poll_group::command::{counting, send_proof};
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::command::{counting, send_barrier};
+use crate::data::poll_group::group_state::GroupState;
 use crate::data::request::{CommandOutcome, Payload, RequestEvent};
 use crate::store::Store;
 use crate::volume::Placement;
@@ -25,16 +25,16 @@ use rblk_operate::target::group_counts::Stats;
 #[inline(never)]
 pub(in crate::data::poll_group) fn finish<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     outcome: CommandOutcome,
 ) {
     connection.conclude(tag, outcome);
     if connection.sends().may_take(credits_for(connection, tag, outcome)) {
-        answer_with(connection, turn, tag, outcome);
+        answer_with(connection, group, tag, outcome);
     } else {
-        turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.time.us);
+        group.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(group.time.us);
         connection.sends_mut().wait(tag);
     }
 }
@@ -43,19 +43,19 @@ pub(in crate::data::poll_group) fn finish<S: Store>(
 #[inline(always)]
 pub(in crate::data::poll_group) fn acknowledge<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) {
     if !connection.sends().may_take(connection.sends().response_needs()) {
-        counting::begin_late(connection, turn, tag);
-        return finish(connection, turn, tag, CommandOutcome::OK);
+        counting::begin_late(connection, group, tag);
+        return finish(connection, group, tag, CommandOutcome::OK);
     }
     let (params, request) = connection.acknowledge(tag);
     let Some(sequence) = request.command().map(|command| command.sequence) else {
         return debug_assert!(false, "an answer without a command");
     };
-    counting::acknowledged(params, request, turn);
-    respond(connection, &turn.stats, &ResponseCapsule::new(tag, sequence, Status::Ok));
+    counting::acknowledged(params, request, group);
+    respond(connection, &group.stats, &ResponseCapsule::new(tag, sequence, Status::Ok));
 }
 
 /// Send credits of an answer: for its data and for its response.
@@ -73,20 +73,20 @@ fn credits_for(connection: &Connection, tag: Tag, outcome: CommandOutcome) -> u6
 #[inline(never)]
 pub(in crate::data::poll_group) fn answer<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
 ) {
-    answer_with(connection, turn, tag, connection.request(tag).outcome());
+    answer_with(connection, group, tag, connection.request(tag).outcome());
 }
 
 #[inline(always)]
 fn answer_with<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     outcome: CommandOutcome,
 ) {
-    if outcome.payload != Payload::None && !prepare(connection, turn, tag, outcome.payload) {
+    if outcome.payload != Payload::None && !prepare(connection, group, tag, outcome.payload) {
         return;
     }
     let (params, request) = connection.of(tag);
@@ -96,10 +96,10 @@ fn answer_with<S: Store>(
         return;
     };
     let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
-    counting::answered(params, request, turn, outcome.status);
+    counting::answered(params, request, group, outcome.status);
     response.value = outcome.value;
-    if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
-        respond(connection, &turn.stats, &response);
+    if outcome.payload == Payload::None || !send_data(connection, group, &mut response) {
+        respond(connection, &group.stats, &response);
     }
 }
 
@@ -108,17 +108,17 @@ fn answer_with<S: Store>(
 #[inline]
 fn prepare<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     payload: Payload,
 ) -> bool {
-    connection.bounce().is_none() || copy_out(connection, turn, tag, payload)
+    connection.bounce().is_none() || copy_out(connection, group, tag, payload)
 }
 
 #[cold]
 fn copy_out<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     payload: Payload,
 ) -> bool {
@@ -127,18 +127,18 @@ fn copy_out<S: Store>(
         Payload::None | Payload::Reply { .. } => return true,
     };
     if !connection.may_prepare(len) {
-        turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.time.us);
+        group.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(group.time.us);
         connection.sends_mut().keep_waiting_first(tag);
-        send_proof::ask_if_much(connection);
+        send_barrier::ask_if_much(connection);
         return false;
     }
     let Some((to, at)) = connection.bounce().and_then(Bounce::prepared) else { return true };
-    let placement = turn.access.placement(connection.request(tag).span().volume);
+    let placement = group.access.placement(connection.request(tag).span().volume);
     match (payload, placement) {
         (Payload::Memory { offset, .. }, Some(Placement::Memory(region))) => {
             region.copy_to(offset, to, at, wide(len));
-            turn.stats.copied_bytes.add(u64::from(len));
+            group.stats.copied_bytes.add(u64::from(len));
         }
         _ => to.zero(at, wide(len)),
     }
@@ -149,11 +149,11 @@ fn copy_out<S: Store>(
 #[inline]
 fn send_data<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     response: &mut ResponseCapsule,
 ) -> bool {
     let tag = response.tag;
-    let memory = turn.pollers[connection.poller()].memory.as_ref();
+    let memory = group.pollers[connection.poller()].memory.as_ref();
     let Some((sge, remote)) = answer_data(connection, memory, tag) else {
         // Ranges were checked. A bug must not make the peer hang.
         debug_assert!(false, "an answer without memory");
@@ -199,14 +199,14 @@ fn add_trailer_of_zeros(
 #[inline(always)]
 pub(in crate::data::poll_group) fn read_answered<S: Store>(
     connection: &mut Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     (tag, sequence): (Tag, Sequence),
     with_immediate: bool,
 ) {
-    counting::answered_read(connection, turn, tag);
+    counting::answered_read(connection, group, tag);
     if !with_immediate {
         let response = ResponseCapsule::new(tag, sequence, Status::Ok);
-        respond(connection, &turn.stats, &response);
+        respond(connection, &group.stats, &response);
     }
 }
 

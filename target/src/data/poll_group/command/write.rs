@@ -14,7 +14,7 @@ use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::parts::{Part, PartIndex};
 use crate::data::poll_group::command::counting;
-use crate::data::poll_group::turn::{GroupState, token};
+use crate::data::poll_group::group_state::{GroupState, token};
 use crate::data::request::{Action, CommandOutcome, InCapsule, PartEvent, RequestEvent, Span};
 use crate::memory::arena::Extent;
 use crate::store::Store;
@@ -47,7 +47,7 @@ pub(in crate::data::poll_group) fn copy_in(
 #[inline(never)]
 pub(in crate::data::poll_group) fn whole<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     let request = connection.request_mut(tag);
@@ -57,25 +57,25 @@ pub(in crate::data::poll_group) fn whole<S: Store>(
     let (len, fua) = (command.in_capsule_bytes, command.flags.fua);
     let Span { volume, offset, .. } = request.span();
     let _ = request.take_data();
-    let (group, stats) = (turn.group, &*turn.stats);
-    let source = InCapsuleData { connection: &mut *connection, stats, group, tag, data, len };
-    match turn.shard.write_one(OneBlock { volume, offset, len, fua }, source) {
+    let (own, stats) = (group.index, &*group.stats);
+    let source = InCapsuleData { connection: &mut *connection, stats, own, tag, data, len };
+    match group.shard.write_one(OneBlock { volume, offset, len, fua }, source) {
         Some(true) => {
             connection.data_used(data);
-            acknowledge(connection, turn, tag);
+            acknowledge(connection, group, tag);
             Ok(())
         }
         Some(false) => {
-            let _ = counting::begin(connection, turn, tag).step(RequestEvent::StoreAsked);
+            let _ = counting::begin(connection, group, tag).step(RequestEvent::StoreAsked);
             connection.data_used(data);
             Ok(())
         }
         None => {
-            let request = counting::begin(connection, turn, tag);
+            let request = counting::begin(connection, group, tag);
             request.keep_data(data);
-            let part = Part::new(turn.group, offset, 0, len);
+            let part = Part::new(group.index, offset, 0, len);
             let _ = request.step(RequestEvent::Part(part));
-            ask_memory(connection, turn, tag)
+            ask_memory(connection, group, tag)
         }
     }
 }
@@ -84,7 +84,8 @@ pub(in crate::data::poll_group) fn whole<S: Store>(
 struct InCapsuleData<'a> {
     connection: &'a mut Connection,
     stats: &'a Stats,
-    group: usize,
+    // Number of the poll group.
+    own: usize,
     tag: Tag,
     data: InCapsule,
     len: u32,
@@ -105,7 +106,7 @@ impl Landed for InCapsuleData<'_> {
 
     #[inline(always)]
     fn from(&self) -> PartToken {
-        token(self.group, self.connection, self.tag, PartIndex::FIRST)
+        token(self.own, self.connection, self.tag, PartIndex::FIRST)
     }
 }
 
@@ -121,12 +122,12 @@ fn copy(own: &Region, from: usize, region: &Region, to: usize, len: usize) {
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn parts<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
     split(connection, tag, cut);
-    ask_memory(connection, turn, tag)
+    ask_memory(connection, group, tag)
 }
 
 /// A WRITE to a memory volume, by RDMA READ. Without digests and encryption, so that the data may
@@ -136,23 +137,23 @@ pub(in crate::data::poll_group) fn parts<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn to_memory<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     span: Span,
 ) -> Served {
     let request = connection.request_mut(tag);
     let _ =
-        request.step(RequestEvent::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
+        request.step(RequestEvent::Part(Part::new(group.index, span.offset, 0, narrow(span.len))));
     let _ = request.step(RequestEvent::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
-    request.timing().awaits_data(turn.time.us);
-    post_reads(connection, turn, tag, PartIndex::FIRST)
+    request.timing().awaits_data(group.time.us);
+    post_reads(connection, group, tag, PartIndex::FIRST)
 }
 
 /// Asks the shard of each part for memory. Memory that this group's own shard has at once needs no
 /// wait.
 pub(in crate::data::poll_group) fn ask_memory<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
 ) -> Served {
     for at in 0..connection.request(tag).parts().len() {
@@ -160,15 +161,15 @@ pub(in crate::data::poll_group) fn ask_memory<S: Store>(
         let request = connection.request(tag);
         let (volume, part) = (request.span().volume, &request.parts()[at]);
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
-        let from = turn.token(connection, tag, index);
-        if shard != turn.group {
+        let from = group.token(connection, tag, index);
+        if shard != group.index {
             let reserve = ShardRequest::Reserve { from, volume, offset, len };
-            turn.ask(connection, tag, shard, reserve);
-        } else if let Some((job, memory)) = turn.shard.reserve(from, volume, offset, len) {
+            group.ask(connection, tag, shard, reserve);
+        } else if let Some((job, memory)) = group.shard.reserve(from, volume, offset, len) {
             let _ = connection
                 .request_mut(tag)
                 .step(RequestEvent::OfPart(index, PartEvent::ReservedNow(job, memory)));
-            fetch(connection, turn, tag, index)?;
+            fetch(connection, group, tag, index)?;
         } else {
             let _ = connection.request_mut(tag).step(RequestEvent::Asked);
         }
@@ -182,14 +183,14 @@ pub(in crate::data::poll_group) fn ask_memory<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn copy_of_read<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     cut: Cut,
 ) -> Served {
     // A READ does not use in-capsule data.
     connection.release_data(tag);
     split(connection, tag, cut);
-    ask_memory(connection, turn, tag)
+    ask_memory(connection, group, tag)
 }
 
 /// A part has its memory: fetches its data.
@@ -198,30 +199,30 @@ pub(in crate::data::poll_group) fn copy_of_read<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn fetch<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
     let Some((own, data)) = connection.data_place(tag) else {
         if connection.request(tag).opcode() == Some(Opcode::Read) {
-            return read::send_copy(connection, turn, tag, index);
+            return read::send_copy(connection, group, tag, index);
         }
-        connection.request_mut(tag).timing().awaits_data(turn.time.us);
-        return post_reads(connection, turn, tag, index);
+        connection.request_mut(tag).timing().awaits_data(group.time.us);
+        return post_reads(connection, group, tag, index);
     };
     let part = &connection.request(tag).parts()[wide(index.0)];
     let start = data + wide(part.at());
-    let arena = turn.shard.slots().region();
+    let arena = group.shard.slots().region();
     part.memory().each_run(0, part.len(), |run, begins| {
         own.copy_to(start + wide(begins), arena, run.offset, wide(run.len));
     });
-    turn.stats.copied_bytes.add(u64::from(part.len()));
+    group.stats.copied_bytes.add(u64::from(part.len()));
     let request = connection.request_mut(tag);
     let _ = request.step(RequestEvent::OfPart(index, PartEvent::Copied));
     if request.parts().iter().all(Part::is_posted) {
         connection.release_data(tag);
     }
-    place(connection, turn, tag, index);
+    place(connection, group, tag, index);
     Ok(())
 }
 
@@ -232,23 +233,23 @@ pub(in crate::data::poll_group) fn fetch<S: Store>(
 /// A bug: the connection ends.
 pub(in crate::data::poll_group) fn post_reads<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
     while !connection.request(tag).parts()[wide(index.0)].is_posted() {
         if !connection.may_read() {
-            turn.stats.read_credit_waits.add(1);
+            group.stats.read_credit_waits.add(1);
             connection.wait_for_read(tag, index);
             return Ok(());
         }
         // After the credit, so that no part waits for a READ while it keeps others from landing.
         if !connection.may_land(tag, index) {
-            turn.stats.read_credit_waits.add(1);
+            group.stats.read_credit_waits.add(1);
             return Ok(());
         }
         // Ranges were checked.
-        let ends = read_ends(connection, turn, tag, index);
+        let ends = read_ends(connection, group, tag, index);
         let (sge, remote) = ends.ok_or(Violation("a write without memory"))?;
         let _ = connection
             .request_mut(tag)
@@ -261,14 +262,14 @@ pub(in crate::data::poll_group) fn post_reads<S: Store>(
 /// The landing place of a part's next RDMA READ, and its data at the initiator.
 fn read_ends<S: Store>(
     connection: &Connection,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Option<(Sge, RemoteBuffer)> {
     let request = connection.request(tag);
     let buffer = request.command()?.buffer?;
     let part = &request.parts()[wide(index.0)];
-    let memory = &turn.pollers[connection.poller()].memory;
+    let memory = &group.pollers[connection.poller()].memory;
     let left = part.len() - part.posted();
     let sge = if let Some(extent) = part.landing() {
         connection.bounce()?.landing_sge(extent, left)?
@@ -292,7 +293,7 @@ fn read_ends<S: Store>(
 /// The READ was never posted: the connection ends.
 pub(in crate::data::poll_group) fn on_read<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) -> Served {
@@ -301,12 +302,12 @@ pub(in crate::data::poll_group) fn on_read<S: Store>(
         Action::Wait => return Ok(()),
         _ => return Err(Violation("a READ completed that was not posted")),
     }
-    connection.request_mut(tag).timing().data_came(turn.time.us);
+    connection.request_mut(tag).timing().data_came(group.time.us);
     if let Some(bounce) = connection.bounce() {
-        copy_landed(connection, bounce.landing_region(), turn, tag, index);
+        copy_landed(connection, bounce.landing_region(), group, tag, index);
         connection.leave_landing(tag, index);
     }
-    place(connection, turn, tag, index);
+    place(connection, group, tag, index);
     Ok(())
 }
 
@@ -318,7 +319,7 @@ pub(in crate::data::poll_group) fn on_read<S: Store>(
 fn copy_landed<S: Store>(
     connection: &Connection,
     landing: &Region,
-    turn: &GroupState<S>,
+    group: &GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) {
@@ -326,42 +327,42 @@ fn copy_landed<S: Store>(
     let part = &request.parts()[wide(index.0)];
     let Some(from) = part.landing().map(Extent::offset) else { return };
     if part.memory().is_empty()
-        && let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume)
+        && let Some(Placement::Memory(region)) = group.access.placement(request.span().volume)
     {
         landing.copy_to(from, region, wide(part.offset()), wide(part.len()));
     } else {
-        let arena = turn.shard.slots().region();
+        let arena = group.shard.slots().region();
         part.memory().each_run(0, part.len(), |run, begins| {
             landing.copy_to(from + wide(begins), arena, run.offset, wide(run.len));
         });
     }
-    turn.stats.copied_bytes.add(u64::from(part.len()));
+    group.stats.copied_bytes.add(u64::from(part.len()));
 }
 
 /// The data of a part is in this group's memory: sends it to its shard, if its volume is in a
 /// store, or finishes the part.
 fn place<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     tag: Tag,
     index: PartIndex,
 ) {
-    let from = turn.token(connection, tag, index);
+    let from = group.token(connection, tag, index);
     let request = connection.request_mut(tag);
     if let Some(command) = request.command()
         && command.flags.digest
         && command.buffer.is_some()
-        && !data_digest::fits_part(turn, command, request.span(), &request.parts()[wide(index.0)])
+        && !data_digest::fits_part(group, command, request.span(), &request.parts()[wide(index.0)])
     {
-        turn.give_back(&mut request.parts_mut()[wide(index.0)]);
+        group.give_back(&mut request.parts_mut()[wide(index.0)]);
         let event = RequestEvent::OfPart(index, PartEvent::Mismatched);
         if let Action::Finish(status) = request.step(event) {
-            finish(connection, turn, tag, CommandOutcome::of(status));
+            finish(connection, group, tag, CommandOutcome::of(status));
         }
         return;
     }
     let fua = request.command().is_some_and(|command| command.flags.fua);
-    let placement = turn.access.placement(request.span().volume);
+    let placement = group.access.placement(request.span().volume);
     let in_store = matches!(placement, Some(Placement::Store));
     let part = &mut request.parts_mut()[wide(index.0)];
     let shard = part.shard();
@@ -369,21 +370,21 @@ fn place<S: Store>(
         (Some(job), memory) if !in_store => {
             // Data for a null volume is dropped.
             if let Some(Placement::Memory(region)) = placement {
-                let (arena, to) = (turn.shard.slots().region(), wide(part.offset()));
+                let (arena, to) = (group.shard.slots().region(), wide(part.offset()));
                 memory.each_run(0, part.len(), |run, begins| {
                     arena.copy_to(run.offset, region, to + wide(begins), wide(run.len));
                 });
-                turn.stats.copied_bytes.add(u64::from(part.len()));
+                group.stats.copied_bytes.add(u64::from(part.len()));
             }
-            turn.tell(shard, ShardRequest::Cancel { job, memory });
+            group.tell(shard, ShardRequest::Cancel { job, memory });
             RequestEvent::OfPart(index, PartEvent::WrittenNow)
         }
-        (Some(job), memory) if shard != turn.group => {
-            turn.tell(shard, ShardRequest::Write { from, job, memory, fua });
+        (Some(job), memory) if shard != group.index => {
+            group.tell(shard, ShardRequest::Write { from, job, memory, fua });
             RequestEvent::OfPart(index, PartEvent::WriteAsked)
         }
         (Some(job), memory) => {
-            if turn.shard.write(job, memory, fua) {
+            if group.shard.write(job, memory, fua) {
                 RequestEvent::OfPart(index, PartEvent::WrittenNow)
             } else {
                 RequestEvent::OfPart(index, PartEvent::WriteAsked)
@@ -392,6 +393,6 @@ fn place<S: Store>(
         (None, _) => RequestEvent::OfPart(index, PartEvent::WrittenNow),
     };
     if let Action::Finish(status) = connection.request_mut(tag).step(event) {
-        finish(connection, turn, tag, CommandOutcome::of(status));
+        finish(connection, group, tag, CommandOutcome::of(status));
     }
 }

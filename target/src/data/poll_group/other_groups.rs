@@ -1,4 +1,5 @@
-//! [`Peers`]: the other poll groups, from the view of one: a bounded queue for each, without locks.
+//! [`OtherGroups`]: the other poll groups, from the view of one: a bounded queue for each, without
+//! locks.
 //!
 //! Messages from one group to another arrive in order. A sender never waits: messages that do not
 //! fit are kept and sent with the next turn. An eventfd wakes the receiver only if it may be
@@ -24,13 +25,13 @@ const CAPACITY: usize = 4096;
 
 /// A message between poll groups.
 #[derive(Debug)]
-pub enum PeerMail {
+pub enum GroupMail {
     /// To the group's shard.
     Request(ShardRequest),
     /// From a shard.
     Reply(ShardReply),
     /// The sender's shard is short of memory: these sessions should return its slots.
-    Prove(SlotsOf),
+    ReturnMemory(SlotsOf),
     /// After a stop: the sender acknowledges nothing any more, but may still send requests.
     Silent,
     /// After a stop: the sender has no connection left and sends no more requests.
@@ -39,23 +40,23 @@ pub enum PeerMail {
 
 #[derive(Debug)]
 struct Inbox {
-    queue: ArrayQueue<PeerMail>,
+    queue: ArrayQueue<GroupMail>,
     asleep: AtomicBool,
     event: EventFd,
 }
 
 /// The other poll groups, and their messages. See the module.
 #[derive(Debug)]
-pub struct Peers {
+pub struct OtherGroups {
     own: usize,
     inboxes: Vec<Arc<Inbox>>,
     // By group: messages that did not fit.
-    kept: Vec<VecDeque<PeerMail>>,
+    kept: Vec<VecDeque<GroupMail>>,
     keeps: bool,
     sent: u64,
 }
 
-impl Peers {
+impl OtherGroups {
     /// Connects `groups` poll groups with each other. Returns one value for each.
     ///
     /// # Errors
@@ -69,14 +70,14 @@ impl Peers {
                 Ok(Arc::new(Inbox { queue, asleep: AtomicBool::new(false), event }))
             })
             .collect::<io::Result<Vec<_>>>()?;
-        let peers = |own| Self {
+        let of = |own| Self {
             own,
             inboxes: inboxes.clone(),
             kept: (0..groups).map(|_| VecDeque::new()).collect(),
             keeps: false,
             sent: 0,
         };
-        Ok((0..groups).map(peers).collect())
+        Ok((0..groups).map(of).collect())
     }
 
     /// Number of poll groups, including this one.
@@ -92,7 +93,7 @@ impl Peers {
     }
 
     /// Sends to another group.
-    pub fn send(&mut self, group: usize, mail: PeerMail) {
+    pub fn send(&mut self, group: usize, mail: GroupMail) {
         let (Some(inbox), Some(kept)) = (self.inboxes.get(group), self.kept.get_mut(group)) else {
             return;
         };
@@ -139,7 +140,7 @@ impl Peers {
 
     /// The next message to this group.
     #[inline]
-    pub(crate) fn receive(&mut self) -> Option<PeerMail> {
+    pub(crate) fn receive(&mut self) -> Option<GroupMail> {
         self.inboxes.get(self.own)?.queue.pop()
     }
 
@@ -192,22 +193,22 @@ mod tests {
     use super::*;
     use crate::volume::ids::VolumeIndex;
 
-    fn message(offset: u64) -> PeerMail {
+    fn message(offset: u64) -> GroupMail {
         let volume = VolumeIndex(0);
-        PeerMail::Request(ShardRequest::Prefetch { volume, offset, len: 0 })
+        GroupMail::Request(ShardRequest::Prefetch { volume, offset, len: 0 })
     }
 
-    fn offset(mail: &PeerMail) -> u64 {
+    fn offset(mail: &GroupMail) -> u64 {
         match mail {
-            PeerMail::Request(ShardRequest::Prefetch { offset, .. }) => *offset,
+            GroupMail::Request(ShardRequest::Prefetch { offset, .. }) => *offset,
             _ => panic!("{mail:?}"),
         }
     }
 
     #[test]
     fn messages_stay_in_order_beyond_the_queue() {
-        let mut peers = Peers::connect(2).unwrap();
-        let (mut second, mut first) = (peers.pop().unwrap(), peers.pop().unwrap());
+        let mut groups = OtherGroups::connect(2).unwrap();
+        let (mut second, mut first) = (groups.pop().unwrap(), groups.pop().unwrap());
         let count = 3 * CAPACITY as u64;
         for at in 0..count {
             first.send(1, message(at));
@@ -226,8 +227,8 @@ mod tests {
 
     #[test]
     fn no_group_sleeps_through_a_message() {
-        let mut peers = Peers::connect(2).unwrap();
-        let (mut second, mut first) = (peers.pop().unwrap(), peers.pop().unwrap());
+        let mut groups = OtherGroups::connect(2).unwrap();
+        let (mut second, mut first) = (groups.pop().unwrap(), groups.pop().unwrap());
         let rounds = 20_000;
         let sender = std::thread::spawn(move || {
             for at in 0..rounds {

@@ -1,11 +1,11 @@
-//! [`KeyFlags`]: the flags of a command that set keys of a configuration, made of the descriptions
-//! of the keys in `rblk-config`. A flag has the name, the values, the default and the help of its
-//! key, and its value has the rule and the errors of the key.
+//! [`ConfigFlags`]: the flags of a command that set keys of a configuration, made of the
+//! descriptions of the keys in `rblk-config`. A flag has the name, the values, the default and the
+//! help of its key, and its value has the rule and the errors of the key.
 //!
 //! `rblk-config` has the descriptions without clap, so that a program with `rblk-client` has no
 //! parser of command lines.
 
-pub mod key_sets;
+pub mod flag_sets;
 
 use std::marker::PhantomData;
 
@@ -24,7 +24,7 @@ const NONE: &str = "none";
 const HEADING: &str = "Keys of the configuration";
 
 /// The keys that a command takes as flags.
-pub trait KeySet: 'static {
+pub trait FlagSet: 'static {
     /// The table of the keys.
     fn schema() -> &'static Schema;
 
@@ -42,24 +42,24 @@ pub trait KeySet: 'static {
 }
 
 /// The values of these flags.
-pub struct KeyFlags<S> {
+pub struct ConfigFlags<S> {
     layer: FlagLayer,
     keys: PhantomData<fn() -> S>,
 }
 
-impl<S> Default for KeyFlags<S> {
+impl<S> Default for ConfigFlags<S> {
     fn default() -> Self {
         Self { layer: FlagLayer::default(), keys: PhantomData }
     }
 }
 
-impl<S> std::fmt::Debug for KeyFlags<S> {
+impl<S> std::fmt::Debug for ConfigFlags<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.layer.fmt(f)
     }
 }
 
-impl<S: KeySet> KeyFlags<S> {
+impl<S: FlagSet> ConfigFlags<S> {
     /// The values, for a layer over files.
     #[must_use]
     pub fn layer(&self) -> &FlagLayer {
@@ -110,7 +110,7 @@ impl<S: KeySet> KeyFlags<S> {
     }
 }
 
-impl<S: KeySet> Args for KeyFlags<S> {
+impl<S: FlagSet> Args for ConfigFlags<S> {
     fn augment_args(command: Command) -> Command {
         let flag = |(key, name)| {
             let default = if S::CHANGES { String::new() } else { default_of(S::schema(), key) };
@@ -129,7 +129,7 @@ impl<S: KeySet> Args for KeyFlags<S> {
     }
 }
 
-impl<S: KeySet> FromArgMatches for KeyFlags<S> {
+impl<S: FlagSet> FromArgMatches for ConfigFlags<S> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let mut flags = Self::default();
         flags.update_from_arg_matches(matches)?;

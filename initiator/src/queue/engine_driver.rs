@@ -1,11 +1,11 @@
-//! [`TargetSide`]: the side of a queue that faces the target and control: the engine, its paths,
-//! the mail of control, and the counters. The other side makes the requests: the driver
-//! ([`thread`](crate::front::disk::queue_thread)), or a program
-//! ([`client`](crate::front::program)). Both use this one, so a disk and a program reconnect, are
-//! fenced, retain and check digests by the same code.
+//! [`EngineDriver`]: the half of a queue that faces the target and control: the engine, its paths,
+//! the mail of control, and the counters. A front makes the requests: the kernel's driver
+//! ([`disk`](crate::front::disk)), a guest ([`vhost`](crate::front::vhost)) or a program
+//! ([`program`](crate::front::program)). All use this half, so disks, guests and programs
+//! reconnect, are fenced, retain and check digests by the same code.
 //!
-//! A turn of a queue is: [`TargetSide::begin`], the requests of the other side,
-//! [`TargetSide::turn`], [`TargetSide::end`]. One thread at a time runs it.
+//! A turn of a queue is: [`EngineDriver::begin`], the requests of the front,
+//! [`EngineDriver::turn`], [`EngineDriver::end`]. One thread at a time runs it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,9 +35,9 @@ const LOOK_SLEEP: Duration = Duration::from_millis(1);
 /// Control hears of damaged data at most once in this time.
 const DIGEST_REPORTS: Duration = Duration::from_secs(1);
 
-/// The parts of the target side.
+/// The parts of the engine driver.
 #[derive(Debug)]
-pub(crate) struct TargetParts {
+pub(crate) struct EngineDriverParts {
     /// The number of the queue.
     pub(crate) queue: u16,
     /// Limit of the requests at once.
@@ -61,8 +61,8 @@ pub(crate) struct TargetParts {
     pub(crate) stats: Arc<QueueStats>,
 }
 
-/// The side of a queue that faces the target and control.
-pub(crate) struct TargetSide {
+/// The half of a queue that faces the target and control.
+pub(crate) struct EngineDriver {
     queue: u16,
     mail: Receiver<ToQueue>,
     engine: Engine,
@@ -78,10 +78,12 @@ pub(crate) struct TargetSide {
     short_sleep: Duration,
 }
 
-impl TargetSide {
+impl EngineDriver {
     /// A queue without a path.
-    pub(crate) fn new(parts: TargetParts) -> Self {
-        let TargetParts { queue, depth, stride, data_max, ledger, pulse, mail, outbox, .. } = parts;
+    pub(crate) fn new(parts: EngineDriverParts) -> Self {
+        let EngineDriverParts {
+            queue, depth, stride, data_max, ledger, pulse, mail, outbox, ..
+        } = parts;
         let stats = parts.stats;
         let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
             .with_data_max(data_max)
@@ -303,7 +305,7 @@ impl TargetSide {
         self.mail.has_some() || self.engine.has_ended()
     }
 
-    /// The longest sleep at this time. `short`: the other side waits, too.
+    /// The longest sleep at this time. `short`: the front waits, too.
     pub(crate) fn longest_sleep(&self, now: Instant, short: bool) -> Duration {
         // With answers outstanding, a short sleep also helps on a device that loses an event.
         let short = short || self.engine.has_deadline() || self.engine.outstanding() > 0;

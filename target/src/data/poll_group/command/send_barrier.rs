@@ -1,26 +1,26 @@
-//! Proofs: READs that complete only when the memory of sent answers is free.
+//! Barriers: READs that complete only when the memory of sent answers is free.
 
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
 use crate::data::connection::{Connection, SCRATCH_BYTES};
-use crate::data::poll_group::turn::GroupState;
+use crate::data::poll_group::group_state::GroupState;
 use crate::store::Store;
 
-/// Bytes of a proof READ. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a shortcut
+/// Bytes of a barrier. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a shortcut
 /// that may access a user's memory from a kernel thread, and then the connection or the kernel
 /// dies.
-const PROOF_BYTES: u32 = SCRATCH_BYTES;
+const BARRIER_BYTES: u32 = SCRATCH_BYTES;
 
 /// Posts a READ of the peer's scratch, unless another completion on its way will release the pinned
 /// memory: the READ completes behind all earlier WRs, and proves that they are done.
 pub(in crate::data::poll_group) fn ask(connection: &mut Connection) {
-    if let Some(scratch) = connection.wants_proof() {
-        connection.queue_proof(scratch, PROOF_BYTES);
+    if let Some(scratch) = connection.wants_barrier() {
+        connection.queue_barrier(scratch, BARRIER_BYTES);
     }
 }
 
-/// Asks for a proof if only proofs bound the pinned memory, and much is pinned.
+/// Posts a barrier if only barriers bound the pinned memory, and much is pinned.
 #[inline]
 pub(in crate::data::poll_group) fn ask_if_much(connection: &mut Connection) {
     if connection.has_much_pinned() {
@@ -29,25 +29,25 @@ pub(in crate::data::poll_group) fn ask_if_much(connection: &mut Connection) {
 }
 
 /// A signaled WR completed: frees the send credits before it. Memory pinned before it goes back to
-/// its shard, if the completion proves that the peer has the bytes.
+/// its shard, if the completion shows that the peer has the bytes.
 #[inline]
 pub(in crate::data::poll_group) fn completed<S: Store>(
     connection: &mut Connection,
-    turn: &mut GroupState<S>,
+    group: &mut GroupState<S>,
     is_read: bool,
 ) {
-    let proven = connection.send_completed(is_read);
-    // Credits may have returned that a proof needs, for sends after the last proof.
+    let freed = connection.send_completed(is_read);
+    // Credits may have returned that a barrier needs, for sends after the last barrier.
     ask_if_much(connection);
-    let Some(proven) = proven else { return };
-    let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { proven };
+    let Some(freed) = freed else { return };
+    let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { freed };
     while let Some((shard, memory)) = connection.unpin(position) {
-        turn.release(wide(shard), memory);
+        group.release(wide(shard), memory);
     }
 }
 
-/// The proof READ completed.
+/// The barrier completed.
 pub(in crate::data::poll_group) fn done(connection: &mut Connection) {
-    connection.proof_done();
+    connection.barrier_done();
     connection.read_completed();
 }

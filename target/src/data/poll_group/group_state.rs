@@ -17,9 +17,9 @@ use super::FromGroup;
 use super::access::AccessTable;
 use super::cq_age::CqAge;
 use super::held::HeldWrites;
-use super::lines::{Line, Lines};
+use super::log_lines::{LogLine, LogLines};
+use super::other_groups::{GroupMail, OtherGroups};
 use super::over_limit::Delayed;
-use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
 use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
@@ -34,13 +34,13 @@ use rblk_operate::target::group_counts::Stats;
 /// See the module.
 pub(super) struct GroupState<S> {
     /// Number of this poll group, and of its shard.
-    pub(super) group: usize,
+    pub(super) index: usize,
     /// The CQs.
     pub(super) pollers: Pollers,
     /// This group's shard of the cache.
     pub(super) shard: Shard<S>,
     /// The other poll groups.
-    pub(super) peers: Peers,
+    pub(super) others: OtherGroups,
     /// The volumes that sessions may reach.
     pub(super) access: AccessTable,
     /// Counters of this poll group.
@@ -91,7 +91,7 @@ pub(super) struct Told {
     /// Messages for control.
     pub(super) outbox: Vec<FromGroup>,
     /// Log lines that peers caused.
-    pub(super) lines: Lines,
+    pub(super) lines: LogLines,
     /// Commands that took long.
     pub(super) slow: SlowIos,
 }
@@ -126,29 +126,29 @@ impl<S: Store> GroupState<S> {
 
     /// Whether a log line of a kind that peers can cause may be written now.
     #[cold]
-    pub(super) fn may_log(&mut self, line: Line) -> bool {
+    pub(super) fn may_log(&mut self, line: LogLine) -> bool {
         self.told.lines.may_write(line, self.time.now)
     }
 
     /// Number of poll groups, including this one.
     #[inline]
     pub(super) fn groups(&self) -> usize {
-        self.peers.groups()
+        self.others.groups()
     }
 
     /// Names a part of a command to a shard.
     #[inline]
     pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
-        token(self.group, connection, tag, part)
+        token(self.index, connection, tag, part)
     }
 
     /// Sends a request without an answer, or one with an answer that is already counted.
     #[inline]
     pub(super) fn tell(&mut self, shard: usize, request: ShardRequest) {
-        if shard == self.group {
+        if shard == self.index {
             self.shard.request(request);
         } else {
-            self.peers.send(shard, PeerMail::Request(request));
+            self.others.send(shard, GroupMail::Request(request));
         }
     }
 
@@ -167,10 +167,10 @@ impl<S: Store> GroupState<S> {
     /// Gives lent memory back to its shard.
     #[inline]
     pub(super) fn release(&mut self, shard: usize, memory: Segments) {
-        if shard == self.group {
+        if shard == self.index {
             self.shard.release(memory);
         } else {
-            self.peers.send(shard, PeerMail::Request(ShardRequest::Release { memory }));
+            self.others.send(shard, GroupMail::Request(ShardRequest::Release { memory }));
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) fn submit<S: Store>(core: &mut ShardCore<S>, job: u32) {
 /// The store ended the change of a range, with or without an error.
 pub(super) fn finish<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
-    // Without a lock here, each shard that holds the range receives its own `Unhold` request.
+    // Without a lock here, each shard that locked the range receives its own `UnlockRange` request.
     if entry.has_lock() {
         let outcome = if entry.error().is_some() { Changed::Unknown } else { Changed::Yes };
         changed(core, write_backs, job, outcome);

@@ -2,51 +2,51 @@
 
 use rblk_config::{HostConfig, Key, Limits, MountConfig, Schema, TargetConfig, VolumeConfig};
 
-use super::KeySet;
+use super::FlagSet;
 
 /// All keys of a mount.
 #[derive(Debug)]
-pub struct MountKeySet;
+pub struct MountFlagSet;
 
 /// The keys of a mount by which both ends prove their identity.
 #[derive(Debug)]
-pub struct IdentityKeySet;
+pub struct IdentityFlagSet;
 
 /// The keys of a mount that matter to a connection that is only tried.
 #[derive(Debug)]
-pub struct ConnectKeySet;
+pub struct ConnectFlagSet;
 
 /// All keys of a target.
 #[derive(Debug)]
-pub struct TargetKeySet;
+pub struct TargetFlagSet;
 
 /// The keys of a new volume.
 #[derive(Debug)]
-pub struct NewVolumeKeySet;
+pub struct NewVolumeFlagSet;
 
 /// The keys that a volume may change while it is served.
 #[derive(Debug)]
-pub struct VolumeKeySet;
+pub struct VolumeFlagSet;
 
 /// The keys of a host, old or new, beside its name, keys and rights.
 #[derive(Debug)]
-pub struct HostKeySet;
+pub struct HostFlagSet;
 
 /// The limits of a host.
 #[derive(Debug)]
-pub struct LimitKeySet;
+pub struct LimitFlagSet;
 
 fn is_identity(key: &Key) -> bool {
     matches!(key.name, "target_keys" | "key_file")
 }
 
-impl KeySet for MountKeySet {
+impl FlagSet for MountFlagSet {
     fn schema() -> &'static Schema {
         MountConfig::keys()
     }
 }
 
-impl KeySet for IdentityKeySet {
+impl FlagSet for IdentityFlagSet {
     fn schema() -> &'static Schema {
         MountConfig::keys()
     }
@@ -56,7 +56,7 @@ impl KeySet for IdentityKeySet {
     }
 }
 
-impl KeySet for ConnectKeySet {
+impl FlagSet for ConnectFlagSet {
     fn schema() -> &'static Schema {
         MountConfig::keys()
     }
@@ -66,13 +66,13 @@ impl KeySet for ConnectKeySet {
     }
 }
 
-impl KeySet for TargetKeySet {
+impl FlagSet for TargetFlagSet {
     fn schema() -> &'static Schema {
         TargetConfig::keys()
     }
 }
 
-impl KeySet for NewVolumeKeySet {
+impl FlagSet for NewVolumeFlagSet {
     const CLEARS: bool = true;
 
     fn schema() -> &'static Schema {
@@ -80,7 +80,7 @@ impl KeySet for NewVolumeKeySet {
     }
 }
 
-impl KeySet for VolumeKeySet {
+impl FlagSet for VolumeFlagSet {
     const CLEARS: bool = true;
     const CHANGES: bool = true;
 
@@ -93,7 +93,7 @@ impl KeySet for VolumeKeySet {
     }
 }
 
-impl KeySet for HostKeySet {
+impl FlagSet for HostFlagSet {
     fn schema() -> &'static Schema {
         HostConfig::keys()
     }
@@ -103,7 +103,7 @@ impl KeySet for HostKeySet {
     }
 }
 
-impl KeySet for LimitKeySet {
+impl FlagSet for LimitFlagSet {
     const CLEARS: bool = true;
     const CHANGES: bool = true;
 

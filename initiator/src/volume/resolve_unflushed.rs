@@ -1,12 +1,12 @@
-//! [`settle`]: decides the fate of acknowledged writes that no FLUSH covered, when the volume's
-//! write verifier changed. They are written again from the copies that the queues retain, or they
-//! count as lost, and FLUSHes fail by the mount's `on_loss`. If the target refuses some copies, the
-//! others are written and flushed all the same.
+//! [`resolve_unflushed`]: decides the fate of acknowledged writes that no FLUSH covered, when the
+//! volume's write verifier changed. They are written again from the copies that the queues retain,
+//! or they count as lost, and FLUSHes fail by the mount's `on_loss`. If the target refuses some
+//! copies, the others are written and flushed all the same.
 //!
-//! [`settle`] runs within a try to reconnect. The queues have no path, and get one only after it
-//! has succeeded. Its writes stay valid even if the try fails later. Until then the queues keep
-//! their copies, so the next try can write everything again. No other host may write to the volume,
-//! so a second write changes nothing.
+//! [`resolve_unflushed`] runs within a try to reconnect. The queues have no path, and get one only
+//! after it has succeeded. Its writes stay valid even if the try fails later. Until then the queues
+//! keep their copies, so the next try can write everything again. No other host may write to the
+//! volume, so a second write changes nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,9 +30,9 @@ use crate::queue::ToQueue;
 /// Time for the answer of a queue thread.
 const STOCK_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The parts of the mount that [`settle`] uses.
+/// The parts of the mount that [`resolve_unflushed`] uses.
 #[derive(Clone, Debug)]
-pub struct SettleParts {
+pub struct UnflushedParts {
     /// Which acknowledged writes are durable.
     pub durability: Arc<Durability>,
     /// Mail to every queue thread.
@@ -105,7 +105,7 @@ impl Judgement {
     /// Enters the judgement in the account, with the outcome of writing the log again;
     /// [`ReplayOutcome::Durable`] where there was nothing to write. A path that died on the way
     /// settles nothing: judge again.
-    pub fn settle(&self, durability: &Durability, outcome: ReplayOutcome) {
+    pub fn enter(&self, durability: &Durability, outcome: ReplayOutcome) {
         let Self::Rewrite { horizon, log, doubt, .. } = self else {
             if let Self::Lost { horizon, .. } = self {
                 durability.lose(*horizon);
@@ -136,10 +136,10 @@ impl Judgement {
 /// # Errors
 /// The session or its path died on the way, a queue thread does not answer, or the volume changed
 /// meanwhile: nothing is settled.
-pub async fn settle(
+pub async fn resolve_unflushed(
     session: &mut Session,
     volume: &OpenReply,
-    account: &SettleParts,
+    account: &UnflushedParts,
 ) -> anyhow::Result<()> {
     let stock = take_stock(&account.queues).await?;
     let shape = (volume.block_size, volume.blocks);
@@ -156,7 +156,7 @@ pub async fn settle(
         false => "the target lost its memory",
     };
     tell((&judgement, why), outcome, begun.elapsed(), account.durability.on_loss().consequence());
-    judgement.settle(&account.durability, outcome);
+    judgement.enter(&account.durability, outcome);
     Ok(())
 }
 
@@ -235,7 +235,7 @@ fn tell(
 async fn rewrite(
     session: &mut Session,
     volume: &OpenReply,
-    account: &SettleParts,
+    account: &UnflushedParts,
     log: &ReplayLog,
 ) -> anyhow::Result<ReplayOutcome> {
     if volume.flags.has(VolumeFlags::READ_ONLY) {
@@ -300,7 +300,7 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
 pub async fn flush(
     session: &mut Session,
     volume: &OpenReply,
-    account: &SettleParts,
+    account: &UnflushedParts,
 ) -> anyhow::Result<()> {
     let horizon = account.durability.horizon();
     let nothing = ReplayLog::merge(Vec::new(), volume.block_size);
@@ -318,7 +318,7 @@ pub async fn flush(
 async fn replay(
     session: &mut Session,
     volume: &OpenReply,
-    account: &SettleParts,
+    account: &UnflushedParts,
     log: &ReplayLog,
 ) -> anyhow::Result<ReplayOutcome> {
     let depth = QueueDepth::new(replay::DEPTH.min(account.wish.depth.get())).context("depth")?;
@@ -392,7 +392,7 @@ mod tests {
         for stock in [None, Some(Vec::new())] {
             let judgement = judge(&account, stock, shape());
             assert!(matches!(judgement, Judgement::Nothing), "{judgement:?}");
-            judgement.settle(&account, ReplayOutcome::Durable);
+            judgement.enter(&account, ReplayOutcome::Durable);
             assert_eq!(account.losses(), 0);
         }
     }
@@ -403,7 +403,7 @@ mod tests {
         let judgement = judge(&lost, None, shape());
         let expected = Judgement::Lost { horizon: 2, writes: 2, dropped: false };
         assert_eq!(format!("{judgement:?}"), format!("{expected:?}"));
-        judgement.settle(&lost, ReplayOutcome::Durable);
+        judgement.enter(&lost, ReplayOutcome::Durable);
         assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
 
         for (outcome, losses, writes) in [(ReplayOutcome::Durable, 0, 2), (REFUSED, 1, 0)] {
@@ -415,7 +415,7 @@ mod tests {
                 }
                 other => panic!("{other:?}"),
             }
-            judgement.settle(&kept, outcome);
+            judgement.enter(&kept, outcome);
             let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
             assert_eq!(found, (losses, writes, 0));
         }
@@ -427,7 +427,7 @@ mod tests {
             let account = account(Durability::inheriting(OnLoss::Once), own);
             let judgement = judge(&account, Some(stock), shape());
             assert!(matches!(judgement, Judgement::Rewrite { doubt: true, .. }), "{judgement:?}");
-            judgement.settle(&account, ReplayOutcome::Durable);
+            judgement.enter(&account, ReplayOutcome::Durable);
             assert_eq!((account.losses(), account.unflushed()), (1, 0));
             assert_eq!(account.writes_rewritten(), own);
             // The loss is reported once.
@@ -449,18 +449,18 @@ mod tests {
             // The newer copy is missing.
             let judgement = judge(&kept, Some(vec![retained(first)]), shape());
             assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
-            judgement.settle(&kept, ReplayOutcome::Durable);
+            judgement.enter(&kept, ReplayOutcome::Durable);
             let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
             assert_eq!(found, (1, 0, 0));
         }
         // Also with held copies: newer writes cannot be distinguished from dropped ones.
         let held = account(Durability::new(OnLoss::UntilRemount), 1);
-        judge(&held, Some(vec![retained(0)]), shape()).settle(&held, REFUSED);
+        judge(&held, Some(vec![retained(0)]), shape()).enter(&held, REFUSED);
         let held = account(held, 1);
         held.made_durable(2);
         let judgement = judge(&held, Some(vec![retained(0)]), shape());
         assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
-        judgement.settle(&held, ReplayOutcome::Durable);
+        judgement.enter(&held, ReplayOutcome::Durable);
         assert_eq!((held.unflushed(), held.holds_copies()), (0, false));
     }
 
@@ -484,7 +484,7 @@ mod tests {
             panic!("{judgement:?}")
         };
         assert_eq!(log.pieces().iter().map(|p| p.lba.0).collect::<Vec<_>>(), [0]);
-        judgement.settle(&kept, ReplayOutcome::Durable);
+        judgement.enter(&kept, ReplayOutcome::Durable);
         assert_eq!((kept.losses(), kept.unflushed()), (0, 0));
     }
 
@@ -492,10 +492,10 @@ mod tests {
     fn copies_that_the_target_has_at_last_are_freed_by_the_next_flush() {
         let kept = account(Durability::new(OnLoss::UntilRemount), 2);
         let stock = || Some(vec![retained(0), retained(1)]);
-        judge(&kept, stock(), shape()).settle(&kept, REFUSED);
+        judge(&kept, stock(), shape()).enter(&kept, REFUSED);
         kept.made_durable(2);
         assert_eq!((kept.holds_copies(), kept.unflushed()), (true, 2));
-        judge(&kept, stock(), shape()).settle(&kept, ReplayOutcome::Unflushed(28));
+        judge(&kept, stock(), shape()).enter(&kept, ReplayOutcome::Unflushed(28));
         assert_eq!((kept.holds_copies(), kept.unflushed()), (false, 2));
         kept.made_durable(2);
         assert_eq!((kept.losses(), kept.unflushed()), (1, 0));
@@ -516,11 +516,11 @@ mod tests {
             let kept = account(Durability::new(on_loss), 2);
             let stock = || Some(vec![retained(0), retained(1)]);
             for turn in 0..2 {
-                judge(&kept, stock(), shape()).settle(&kept, outcome);
+                judge(&kept, stock(), shape()).enter(&kept, outcome);
                 let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
                 assert_eq!(found, (1, unflushed, holds), "{on_loss} {outcome:?} {turn}");
             }
-            judge(&kept, stock(), shape()).settle(&kept, ReplayOutcome::Durable);
+            judge(&kept, stock(), shape()).enter(&kept, ReplayOutcome::Durable);
             let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
             assert_eq!(found, (1, 0, false), "{on_loss} {outcome:?}: a loss stays");
         }
