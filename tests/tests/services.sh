@@ -43,6 +43,34 @@ server() { systemctl show -P MainPID rblk-mount@data; }
 has() { grep -qx "$1" "/data/$1"; }
 write() { echo "$1" >"/data/$1"; }
 
+# named WHEN: both names of the volume lead to its disk, and the disk has a serial and a model.
+named() {
+  local id model name
+  udevadm settle
+  read -r id model < <(lsblk -ndo SERIAL,MODEL /dev/ublkb0)
+  [ "$model" = vol0 ] || die "$1: the model of the disk is '$model'"
+  for name in "/dev/disk/by-id/rblk-$id" /dev/rblk/*/vol0; do
+    [ "$(readlink -f "$name")" = /dev/ublkb0 ] || die "$1: $name does not lead to the disk"
+  done
+  echo "names $1: rblk-$id, $(echo /dev/rblk/*/vol0)"
+}
+restarts() { systemctl show -P NRestarts "$1"; }
+has_restarted() { [ "$(restarts "$1")" = "$2" ]; }
+# watched UNIT: its process gives signs of life, and systemd replaces a process that stands still.
+watched() {
+  local unit=$1
+  mkdir -p "/run/systemd/system/$unit.service.d"
+  printf '[Service]\nWatchdogSec=3\n' >"/run/systemd/system/$unit.service.d/watchdog.conf"
+  systemctl daemon-reload
+  systemctl restart "$unit"
+  sleep 9
+  has_restarted "$unit" 0 || die "$unit: replaced although it gives signs of life"
+}
+stands_still() {
+  kill -STOP "$(systemctl show -P MainPID "$1")"
+  within 30 "$1 stands still, and is replaced" has_restarted "$1" 1
+}
+
 see() {
   trap 'die "line $LINENO"' ERR
   set -E
@@ -54,6 +82,7 @@ see() {
   within 30 "the first access to the file system" ls /data/.
   mountpoint -q /data && write one && sync -f /data
   rblk-initiator list
+  named "at first"
 
   for file_open in no yes; do
     old=$(server)
@@ -65,7 +94,19 @@ see() {
     has one && write "two-$file_open" && sync -f /data
     mountpoint -q /data
     exec 8<&-
+    udevadm trigger --settle /sys/block/ublkb0
+    named "in the next process"
   done
+
+  # A disk whose process is dead has its names; a disk of another program with the same number has none. An event in an
+  # upgrade of the package, when the program cannot be run, leaves the names.
+  kill -KILL "$(server)"
+  rblk-initiator udev ublkb0 "$(cat /sys/block/ublkb0/diskseq)" | grep -qx ID_RBLK_VOLUME=vol0 || die "no names without a process"
+  [ -z "$(rblk-initiator udev ublkb0 1)" ] || die "the disk of another program has names"
+  within 20 "the file system after that" dd if=/dev/ublkb0 of=/dev/null bs=4096 count=1 iflag=direct
+  mv /usr/bin/rblk-initiator /usr/bin/rblk-initiator.away && udevadm trigger --settle /sys/block/ublkb0
+  named "without the program"
+  mv /usr/bin/rblk-initiator.away /usr/bin/rblk-initiator
 
   write three
   took 30 "restart of the mount below a file system" systemctl restart rblk-mount@data
@@ -77,6 +118,27 @@ see() {
   ! findmnt -n -t ext4 /data || die "the file system is mounted after the stop"
   took 60 "start of the mount" systemctl start rblk-mount@data
   within 30 "the file system after the start" grep -qx four /data/four
+
+  # All files of mounts.d by one target unit.
+  systemctl list-dependencies --plain rblk-automount.target | grep -q rblk-mount@data || die "the generator has not found the file"
+  took 30 "start of every mount, which runs" systemctl start rblk-automount.target
+  took 30 "stop of every mount" systemctl stop rblk-automount.target
+  # The command does not wait for the mounts: they stop with the unit, not before it.
+  within 30 "the end of the disk" test ! -e /dev/ublkb0
+  within 10 "the end of its names" test ! -e /dev/rblk
+  took 60 "start of every mount" systemctl start rblk-automount.target
+  within 30 "the file system of a mount of that unit" grep -qx four /data/four
+
+  watched rblk-mount@data
+  watched rblk-target
+  systemctl stop rblk-target && sleep 9
+  has_restarted rblk-mount@data 0 || die "the mount was replaced because its target is away"
+  systemctl start rblk-target
+  within 30 "the file system when the target is back" dd if=/dev/ublkb0 of=/dev/null bs=4096 count=1 iflag=direct
+  stands_still rblk-mount@data
+  within 30 "a read of the disk after that" dd if=/dev/ublkb0 of=/dev/null bs=4096 count=1 iflag=direct
+  stands_still rblk-target
+  within 30 "a read of the disk after that" dd if=/dev/ublkb0 of=/dev/null bs=4096 count=1 iflag=direct
 
   # As at the end of the host: systemd stops all of them at once, in its own order.
   write five

@@ -20,6 +20,7 @@ use std::time::Duration;
 use rblk_config::Exit;
 use rblk_config::key_file::Side;
 use rblk_operate::Output;
+use rblk_operate::mount::disk_names::DiskNames;
 use rblk_operate::mount::flags::{Cli, Command, DeadMount, KeyCommand};
 use rblk_operate::mount::image;
 use rblk_operate::mount::mount_status::MountStatus;
@@ -68,6 +69,12 @@ fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
         Command::Key(KeyCommand::Show(args)) => key::show(&args.file, Side::Initiator, output),
         Command::LookAt { disk, size_bytes, block_size } => {
             image::here(&disk, size_bytes, block_size).map(|()| Exit::Ok).map_err(Into::into)
+        }
+        Command::Udev { disk, sequence } => {
+            if let Some(names) = DiskNames::find(&disk, sequence) {
+                Output::Table.text(names)?;
+            }
+            Ok(Exit::Ok)
         }
         Command::Umount { .. } | Command::Doctor(_) => Err(become_daemon(LentDescriptors::All)),
         Command::Discover { .. }

@@ -94,6 +94,7 @@ fn main() -> ExitCode {
         | Command::Top { .. }
         | Command::Upgrade { .. }
         | Command::Reload { .. }
+        | Command::Udev { .. }
         | Command::Key(_) => {
             let text = "only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else";
             return output.end("rblk-initiatord", Exit::Usage, Some(text));

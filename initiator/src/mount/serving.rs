@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_operate::said_once;
+use rblk_operate::{Watchdog, said_once};
 use tokio::sync::mpsc;
 
 use super::OnReady;
@@ -18,9 +18,17 @@ use crate::queue::FromQueue;
 use crate::volume::task;
 use rblk_operate::mount::lock::MountLock;
 use rblk_operate::mount::mount_ask::{Ask, Response};
+use rblk_operate::mount::mount_status::MountStatus;
 
 /// Time to deliver an answer before the process ends.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// The longest time from the order to hand over to the first sign of the next program: the queue
+/// threads leave, a FLUSH, and the driver that has to notice that they left. `detect` comes twice
+/// to this.
+const HAND_OVER: Duration = Duration::from_secs(150);
+/// The longest end of a mount: 30 s in good order, a few seconds by force, FLUSH and LOGOUT.
+const END: Duration = Duration::from_secs(120);
 
 /// A mount that is served.
 #[derive(Debug)]
@@ -53,6 +61,7 @@ impl Serving {
         let Self { mut mount, mut device, socket, lock, mut from_queues } = self;
         mount.see_disk(&device);
         announce(&mount, &mut device, on_ready);
+        let mut watchdog = Watchdog::of_service();
         let (asked_sender, mut asked) = mpsc::channel(16);
         let answering = socket.serve(asked_sender);
         tokio::pin!(answering);
@@ -65,6 +74,10 @@ impl Serving {
                     end?
                 }
                 () = signals.next() => ending.on_terminate(mount.disk()),
+                () = watchdog.due() => {
+                    watchdog.sign();
+                    None
+                }
             };
             if let Some(end) = end.or_else(|| ending.go_on(&mount)) {
                 break end;
@@ -77,6 +90,7 @@ impl Serving {
         };
         match end {
             MountEnd::HandOver(program) => {
+                watchdog.allow(HAND_OVER + mount.volume().config().detect.get() * 2);
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
                 // The answer is delivered while the queues leave. The command looks for the new
                 // program anyway.
@@ -85,6 +99,7 @@ impl Serving {
                 Ok(Some(DeviceHandOver { lock, program }))
             }
             MountEnd::Unmount { force } => {
+                watchdog.allow(END);
                 let result = mount.unmount(&mut device, force, &mut from_queues).await;
                 let response = match &result {
                     Ok(()) => {
@@ -121,7 +136,10 @@ fn announce(mount: &Mount, device: &mut Device, on_ready: OnReady<'_>) {
     );
     device.disown();
     on_ready(&status);
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let MountStatus { volume, target_name, device, .. } = &status;
+    let facts = format!("{volume} of {target_name} is {device}");
+    let facts = sd_notify::NotifyState::Status(&facts);
+    let _ = sd_notify::notify(&[facts, sd_notify::NotifyState::Ready]);
 }
 
 /// Handles the next event of the mount. Returns the end, if it has come.

@@ -79,6 +79,9 @@ pub(super) async fn start_device(
         return Err(error);
     }
     mount.set_disk(&started?);
+    // By the sequence number of the disk, udev finds the names of the disk after this process is
+    // dead, too.
+    mount.write_note();
     Ok(device)
 }
 

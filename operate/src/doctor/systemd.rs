@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use super::report::Finding;
 use rblk_config::unit_file::{PLACES, UnitFile};
 
+/// The unit that starts the mount of every file, and the template of those mounts.
+const ALL_MOUNTS: &str = "rblk-automount.target";
+const MOUNT: &str = "rblk-mount@.service";
+
 /// A unit that should start at boot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unit {
@@ -34,7 +38,7 @@ impl SystemdFacts {
     pub fn read(root: &Path, file: &str, instances: &[String]) -> Self {
         let places = PLACES.map(|place| root.join(place));
         let found = UnitFile::find(root, file);
-        let is_enabled = |name: &String| {
+        let is_linked = |name: &str| {
             places.iter().any(|place| {
                 let wants = crate::host::sysfs::names_in(place).into_iter();
                 wants
@@ -42,7 +46,8 @@ impl SystemdFacts {
                     .any(|dir| place.join(dir).join(name).symlink_metadata().is_ok())
             })
         };
-        let unit = |name: &String| Unit { name: name.clone(), enabled: is_enabled(name) };
+        let all = file == MOUNT && is_linked(ALL_MOUNTS);
+        let unit = |name: &String| Unit { name: name.clone(), enabled: all || is_linked(name) };
         Self {
             runs: root.join("run/systemd/system").is_dir(),
             user: found.as_ref().and_then(|unit| unit.last("User")).map(str::to_owned),
@@ -99,5 +104,7 @@ mod tests {
         let judged = facts.judge(file);
         assert_eq!((judged[0].verdict, judged[1].verdict), (Verdict::Ok, Verdict::Warn));
         assert_eq!(judged[1].fix.as_deref(), Some("systemctl enable rblk-mount@b.service"));
+        std::os::unix::fs::symlink("/nowhere", wants.join(ALL_MOUNTS)).unwrap();
+        assert!(read().judge(file).iter().all(|finding| finding.verdict == Verdict::Ok));
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod interface;
 pub mod precautions;
 pub(crate) mod rdma_device;
 pub mod sysfs;
+pub(crate) mod watchdog;

@@ -3,6 +3,7 @@
 
 pub mod child;
 pub mod configured;
+pub mod disk_names;
 pub mod flags;
 pub mod guest_keys;
 pub mod image;

@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Encrypt, HostConfig, TargetConfig};
 use rblk_fabric::{Device, Incoming, Region};
+use rblk_operate::Watchdog;
 use rblk_operate::target::ask::LimitsWish;
 use rblk_operate::target::events::EventsReport;
 use rblk_operate::target::refusal::Refusal;
@@ -82,6 +83,10 @@ use volumes::{ChangeOutcome, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
+
+/// The longest time from the stop of the poll groups to the end of this program, or to the first
+/// sign of the program that takes its place: records are written, and a large arena is registered.
+const END: Duration = Duration::from_secs(300);
 
 /// The parameters that a target offers on every connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -325,10 +330,8 @@ impl Control {
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<ToControl>,
     ) -> anyhow::Result<RunEnd> {
-        self.core.ready(Instant::now());
-        self.upgrades.ready(Instant::now() + self.core.sessions().lease());
-        self.upgrades.tell(&mut self.events);
-        self.watch.look_at_stores(self.volumes.backings());
+        self.ready(Instant::now());
+        let mut watchdog = Watchdog::of_service();
         // The timer runs only after news, and while something waits: otherwise this thread sleeps.
         let mut ticks = true;
         let mut tick = tokio::time::interval(TICK);
@@ -362,6 +365,10 @@ impl Control {
                     self.sampling.take(&self.groups, self.core.volumes(), has_sessions);
                     is_news = false;
                 }
+                () = watchdog.due() => {
+                    watchdog.sign();
+                    is_news = false;
+                }
                 () = self.rates.due() => {
                     self.rates.take(&self.groups, self.core.volumes(), Instant::now());
                     is_news = false;
@@ -379,14 +386,27 @@ impl Control {
             // `needs_ticks` looks at every session, so it is not called after each piece of news.
             ticks = is_news || self.core.needs_ticks() || self.owes();
             if self.groups.have_stopped() {
-                // Requests that came meanwhile, such as a stop. Later ones fail: the channel is
-                // closed.
-                requests.close();
-                while let Ok(request) = requests.try_recv() {
-                    self.on_request(request);
-                }
+                self.take_last_requests(requests);
+                watchdog.allow(END);
                 return self.end().await;
             }
+        }
+    }
+
+    /// Begins to serve.
+    fn ready(&mut self, now: Instant) {
+        self.core.ready(now);
+        self.upgrades.ready(now + self.core.sessions().lease());
+        self.upgrades.tell(&mut self.events);
+        self.watch.look_at_stores(self.volumes.backings());
+    }
+
+    /// Handles requests that came during the stop, such as another stop. Later ones fail: the
+    /// channel is closed.
+    fn take_last_requests(&mut self, mut requests: mpsc::Receiver<ToControl>) {
+        requests.close();
+        while let Ok(request) = requests.try_recv() {
+            self.on_request(request);
         }
     }
 

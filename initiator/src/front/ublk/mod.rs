@@ -105,6 +105,7 @@ mod request;
 mod token;
 
 pub use buffers::Buffers;
+pub(crate) use control::disk_sequence;
 pub use control::{Control, DeviceInfo, DeviceState, disk_path};
 pub use device::{Device, QueueConfig};
 pub use disk_params::{DeviceSpec, DiskParams, Recovery};

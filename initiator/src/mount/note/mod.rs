@@ -31,7 +31,7 @@ use rblk_protocol::{
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::front::ublk::{DeviceToken, disk_path};
+use crate::front::ublk::{DeviceToken, disk_path, disk_sequence};
 use crate::volume::course::Facts;
 use crate::volume::session::{HostIdentity, MESSAGES, QueueWish};
 use crate::volume::setup::{Endpoint, Setup, digest_wish};
@@ -70,6 +70,11 @@ pub struct Note {
     pub pid: u32,
     /// The ublk device.
     pub device_id: u32,
+    /// The kernel's sequence number of the disk, for [`DiskNames`]; `None` before there is a disk.
+    ///
+    /// [`DiskNames`]: rblk_operate::mount::disk_names::DiskNames
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk_sequence: Option<u64>,
     /// The token of the device.
     #[serde(with = "as_text")]
     pub token: DeviceToken,
@@ -160,6 +165,7 @@ impl Note {
             name: name.to_owned(),
             pid: std::process::id(),
             device_id: device.0,
+            disk_sequence: disk_sequence(device.0),
             token: device.1,
             config: config.clone(),
             host: setup.host.id.0,

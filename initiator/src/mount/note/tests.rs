@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use rblk_operate::mount::disk_names::DiskNames;
 use serde_json::{Value, json};
 
 use super::*;
@@ -125,6 +126,22 @@ fn a_note_is_roots_and_replaced_whole() {
     std::fs::write(&file, vec![b' '; usize::try_from(form::LEN_MAX).unwrap() + 1]).unwrap();
     let bad = Note::read_in(dir.path(), "vol0").unwrap_err().to_string();
     assert!(bad.contains("too long") && bad.contains("umount --force vol0"), "{bad}");
+}
+
+#[test]
+fn udev_finds_the_names_of_the_disk_in_the_note() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |disk| DiskNames::of_note(dir.path(), "vol0", &text(&note()), disk).unwrap();
+    let names = of("ublkb4").expect("the note names its disk").to_string();
+    for line in [
+        "ID_SERIAL=01010101-0101-0101-0101-010101010101",
+        "ID_RBLK_TARGET=store1",
+        "ID_RBLK_VOLUME=vol0",
+        "ID_RBLK_MOUNT=vol0",
+    ] {
+        assert!(names.lines().any(|found| found == line), "{line} is not in:\n{names}");
+    }
+    assert_eq!(of("ublkb5"), None);
 }
 
 #[test]

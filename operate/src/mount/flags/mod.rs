@@ -129,6 +129,15 @@ pub enum Command {
         /// Bytes of a block.
         block_size: u32,
     },
+    /// Print the names of a disk as properties of udev, or nothing if no mount has it. For the
+    /// rules of udev: it waits for nothing.
+    #[command(hide = true)]
+    Udev {
+        /// Name of the disk in the kernel.
+        disk: String,
+        /// The kernel's sequence number of the disk, which the event has as DISKSEQ.
+        sequence: Option<u64>,
+    },
     /// Print the leftovers of dead mounts, for other commands.
     #[command(hide = true)]
     Leftovers {

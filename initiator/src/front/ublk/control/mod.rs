@@ -30,8 +30,8 @@ use super::feature::Features;
 use super::token::DeviceToken;
 
 pub use self::info::{DeviceInfo, DeviceState};
-pub(crate) use self::node::char_path;
 pub use self::node::disk_path;
+pub(crate) use self::node::{char_path, disk_sequence};
 
 /// Deadline of commands that wait for no other process.
 const QUICK: Duration = Duration::from_secs(10);

@@ -20,6 +20,13 @@ pub fn disk_path(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
 }
 
+/// The kernel's sequence number of the disk of a device: no other disk gets it until the next boot.
+/// `None` if there is no disk.
+pub(crate) fn disk_sequence(id: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/sys/block/ublkb{id}/diskseq")).ok()?;
+    text.trim().parse().ok()
+}
+
 /// Polls for a device node with the right number: the stale node of an earlier device does not
 /// count.
 pub(super) fn wait_node(path: &Path, (major, minor): (u32, u32), deadline: Duration) -> Result<()> {
