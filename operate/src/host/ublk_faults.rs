@@ -59,7 +59,7 @@ struct Range {
 /// In the order of the report. A series that ended with a fault names a release of a later one.
 const RANGES: [Range; 4] = [
     Range { effect: Effect::Crash, from: (6, 18, 4), good: (6, 18, 6) },
-    Range { effect: Effect::NoStart, from: (6, 17, 0), good: (6, 18, 8) },
+    Range { effect: Effect::NoStart, from: (6, 16, 0), good: (6, 18, 8) },
     // Older series have the fault, too, and later releases of 6.6 the fix.
     Range { effect: Effect::Stuck, from: (6, 7, 0), good: (6, 12, 70) },
     Range { effect: Effect::Stuck, from: (6, 13, 0), good: (6, 18, 6) },
@@ -250,11 +250,11 @@ mod tests {
     fn a_pid_namespace_counts_where_the_kernel_compares_ids() {
         use Certainty::Certain;
         let no_start = (Certain, Effect::NoStart, good("6.18.8"));
-        for release in ["6.17.13", "6.18.0", "6.18.6", "6.18.7+deb13-amd64"] {
+        for release in ["6.16.3+deb13-amd64", "6.17.13", "6.18.0", "6.18.7+deb13-amd64"] {
             assert!(of(release, true).contains(&no_start), "{release}");
             assert!(!of(release, false).contains(&no_start), "{release}");
         }
-        for release in ["6.16.12", "6.18.8", "6.18.15+deb13-amd64", "6.19.0", "7.2.12"] {
+        for release in ["6.15.11", "6.18.8", "6.18.15+deb13-amd64", "6.19.0", "7.2.12"] {
             assert!(!of(release, true).contains(&no_start), "{release}");
         }
     }

@@ -96,7 +96,7 @@ pub enum UblkError {
     /// The kernel compares the id of this process with its id in another pid namespace.
     #[error(
         "{command} of ublk device {id} was refused: this process is in a pid namespace, and ublk of \
-         Linux 6.17.0 to 6.18.7 starts disks only for processes of the first one (this is kernel \
+         Linux 6.16 to 6.18.7 starts disks only for processes of the first one (this is kernel \
          {kernel}): run it in the pid namespace of the host"
     )]
     OtherPid {
