@@ -208,7 +208,10 @@ fn only_bad_kernel_a_crash_is_reported_in_time() {
         let lines = log.lines();
         let crash = lines.iter().find(|line| line.contains("BUG: kernel NULL pointer dereference"));
         println!("{}", crash.expect("a crash in the kernel's log"));
-        assert!(lines.iter().any(|line| line.contains("RIP:") && line.contains("[ublk_drv]")), "{lines:#?}");
+        assert!(
+            lines.iter().any(|line| line.contains("RIP:") && line.contains("[ublk_drv]")),
+            "{lines:#?}"
+        );
         // The commands still answer.
         let list = lab.initiator(&["list"], BOUND);
         let took = list.took;
