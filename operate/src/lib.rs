@@ -6,7 +6,7 @@
 //! | `log` | the log of a daemon: [`Log`], and its records for the [`journal`] |
 //! | `metrics` | the Prometheus text format: [`exposition`] |
 //! | `socket` | Unix sockets that only their owner may use: [`private_socket`] |
-//! | `host` | the process, CPUs and devices of this host: [`precautions`], [`CpuList`], [`sysfs`], [`Watchdog`] |
+//! | `host` | this host: [`precautions`], [`CpuList`], [`sysfs`], [`Watchdog`], [`ublk_faults`] |
 //! | [`config_flags`] | the flags that set keys of a configuration |
 //! | [`target`] | a target and its commands: flags, orders, status, events, counters, one socket |
 //! | [`mount`] | a mount and its commands: the same, and the lock and the log of a mount |
@@ -27,7 +27,7 @@ mod terminal;
 pub use host::cpu_list::{CpuList, NoCpuList};
 pub use host::rdma_device::near_cpus;
 pub use host::watchdog::Watchdog;
-pub use host::{precautions, sysfs};
+pub use host::{pid_namespace, precautions, sysfs, ublk_faults};
 pub use log::journal;
 pub use log::{Log, LogWriter};
 pub use metrics::exposition;

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Command as Process, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::{Exit, MountConfig};
@@ -13,14 +14,17 @@ use rblk_operate::mount::lock::MountLock;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::not_there::{NotInBackground, NotRoot};
 use rblk_operate::mount::run_dir::{make_private, names};
-use rblk_operate::mount::{image, log_file};
-use rblk_operate::{Output, said_once};
+use rblk_operate::mount::{child, image, log_file};
+use rblk_operate::{Output, said_once, ublk_faults};
 
 use super::came::Came;
 use super::exit_code::exit_of;
 use super::initiatord::{become_daemon, initiatord};
 use super::known::must_be_known;
 use crate::program::daemon::{ENVIRONMENT, LentDescriptors};
+
+/// Time for a daemon that has reported its failure to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Closes the descriptors of the calling script or terminal, so that the daemon does not inherit
 /// them.
@@ -37,7 +41,14 @@ pub(super) fn mount(args: &MountArgs, output: Output) -> anyhow::Result<Exit> {
     if !nix::unistd::geteuid().is_root() {
         return Err(NotRoot.into());
     }
-    start(args, &config, output)
+    let exit = start(args, &config, output)?;
+    if output == Output::Table {
+        // A certain one was allowed (--any-kernel), or the mount would not be there.
+        for fault in ublk_faults::of_this_process() {
+            output.aside(format_args!("rblk-initiator: WARN {fault}"));
+        }
+    }
+    Ok(exit)
 }
 
 /// Serves in this process, or starts the process that serves.
@@ -110,8 +121,9 @@ fn start_daemon(
     match serde_json::from_str(&line) {
         Ok(Report::Mounted(status)) => Ok(status),
         Ok(Report::Failed { error, exit }) => {
-            let _ = child.wait();
-            if !was_there {
+            // The kernel may keep the process, if a command to the driver never returns.
+            let ended = child::ended(child, END_PATIENCE)?.is_some();
+            if !was_there && ended {
                 // The process ended in good order: its log adds nothing to the report here.
                 let _ = std::fs::remove_file(&log);
             }

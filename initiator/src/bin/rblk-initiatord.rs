@@ -16,7 +16,7 @@ use rblk_initiator::daemon::initiatord_exit::exit_of;
 use rblk_initiator::daemon::mount_journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::probe::Wanted;
 use rblk_initiator::mount::device::write_back::IfUsed;
-use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
+use rblk_initiator::mount::{Consent, GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::volume::host_identity::host_identity;
 use rblk_initiator::volume::session::Session;
 use rblk_operate::config_flags::ConfigFlags;
@@ -216,7 +216,8 @@ fn mount(args: &MountArgs, lines: &mut LogLines) -> anyhow::Result<()> {
         warn_of_file(args);
         prepare_process(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
-        rblk_initiator::mount::run(&configured, &name, host, args.take_over, on_ready).await
+        let consent = Consent { take_over: args.take_over, any_kernel: args.any_kernel };
+        rblk_initiator::mount::run(&configured, &name, host, consent, on_ready).await
     })
 }
 

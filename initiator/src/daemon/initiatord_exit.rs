@@ -10,7 +10,7 @@ use super::flag_credentials::KeyWithoutTarget;
 use crate::front::ublk::UblkError;
 use crate::mount::note::leftovers::Refused;
 use crate::mount::note::neighbour::HeldHere;
-use crate::mount::{AlreadyMounted, BadSocket};
+use crate::mount::{AlreadyMounted, BadKernel, BadSocket};
 use crate::volume::error::SessionError;
 use crate::volume::host_identity::BadHostId;
 use crate::volume::session::TargetKeysError;
@@ -46,9 +46,13 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Exit> {
             UblkError::NoDriver { .. }
             | UblkError::NoIoUring { .. }
             | UblkError::FeatureMissing { .. }
+            | UblkError::OtherPid { .. }
             | UblkError::TooManyDevices { .. } => Exit::HostLacks,
             _ => Exit::Failure,
         });
+    }
+    if cause.is::<BadKernel>() {
+        return Some(Exit::HostLacks);
     }
     let lacks = matches!(
         cause.downcast_ref::<FabricError>(),

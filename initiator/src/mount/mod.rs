@@ -31,6 +31,7 @@ mod end_signals;
 mod first_connect;
 mod guest;
 mod guest_end;
+mod kernel_guard;
 mod mounted;
 pub mod note;
 mod recover;
@@ -53,6 +54,7 @@ use end_signals::EndSignals;
 pub use first_connect::ToldToEnd;
 pub(crate) use guest::BadSocket;
 pub use guest::{GuestSocket, run_guest};
+pub(crate) use kernel_guard::BadKernel;
 use mounted::Mount;
 use note::leftovers::{self, Claimed, Purpose};
 use note::neighbour;
@@ -74,8 +76,16 @@ pub(crate) struct AlreadyMounted {
     pub name: String,
 }
 
-/// Mounts a volume, and serves until it is unmounted. `take_over` fences the host that holds the
-/// volume: in the first OPEN, and in no later one.
+/// What the user allows to a mount that begins.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Consent {
+    /// To fence the host that holds the volume: in the first OPEN, and in no later one.
+    pub take_over: bool,
+    /// To use the ublk of a kernel that is known to fail.
+    pub any_kernel: bool,
+}
+
+/// Mounts a volume, and serves until it is unmounted.
 ///
 /// # Errors
 /// Any reason why the volume cannot be mounted, or a queue that broke.
@@ -83,7 +93,7 @@ pub async fn run(
     configured: &Configured,
     name: &str,
     host: HostIdentity,
-    take_over: bool,
+    consent: Consent,
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
     let config = &configured.config;
@@ -97,10 +107,11 @@ pub async fn run(
             recover::take_over(lock, *note, Some(configured), &mut signals).await?
         }
         Claimed::Free | Claimed::Cleared => {
-            if !take_over {
+            kernel_guard::must_serve_disks(consent.any_kernel)?;
+            if !consent.take_over {
                 neighbour::must_not_hold(name, config, host.id, None)?;
             }
-            begin(configured, lock, host, take_over, &mut signals).await?
+            begin(configured, lock, host, consent.take_over, &mut signals).await?
         }
     };
     serve(serving, &mut signals, on_ready).await
@@ -130,9 +141,10 @@ async fn begin(
     signals: &mut EndSignals,
 ) -> anyhow::Result<Serving> {
     let config = &configured.config;
-    let control = device::aside(|| {
+    let id = config.device_id;
+    let control = device::aside(move || {
         let mut control = Control::open()?;
-        device::must_be_free(&mut control, config.device_id)?;
+        device::must_be_free(&mut control, id)?;
         Ok(control)
     })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;

@@ -8,29 +8,21 @@ use nix::errno::Errno;
 
 use super::report::Finding;
 use super::rights::{can_lock_memory, hard_memlock};
+use crate::host::kernel_release::KernelVersion;
+use crate::host::pid_namespace;
+use crate::host::ublk_faults::{self, Certainty};
 use rblk_config::ByteSize;
 
 /// How far the clock may be behind the file of the program: time zones of build machines.
 const CLOCK_SLACK: Duration = Duration::from_secs(86_400);
-
-/// Release of a kernel, as far as it is compared.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct KernelVersion(pub u32, pub u32);
-
-impl KernelVersion {
-    /// Of a text such as `6.12.95-amd64`.
-    #[must_use]
-    pub fn parse(release: &str) -> Option<Self> {
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-        Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-    }
-}
 
 /// Kernel, io_uring, locked memory and clock of a host.
 #[derive(Clone, Debug)]
 pub struct HostFacts {
     /// Release of the kernel; empty if it cannot be read.
     pub kernel: String,
+    /// Whether this process is in a pid namespace of its own.
+    pub in_pid_namespace: bool,
     /// The errno of a real io_uring_setup; `None` if it worked.
     pub io_uring: Option<i32>,
     /// `kernel.io_uring_disabled`; `None` on kernels without it.
@@ -58,6 +50,7 @@ impl HostFacts {
         let errno = io_uring.as_ref().err().map(|error| error.raw_os_error().unwrap_or(0));
         Self {
             kernel: trimmed("proc/sys/kernel/osrelease").unwrap_or_default(),
+            in_pid_namespace: pid_namespace::is_own(root),
             io_uring: errno,
             io_uring_disabled: trimmed("proc/sys/kernel/io_uring_disabled")
                 .and_then(|text| text.parse().ok()),
@@ -80,6 +73,17 @@ impl HostFacts {
                 format!("{}: {purpose} needs {}.{} or later", self.kernel, least.0, least.1),
             ),
         }
+    }
+
+    /// Judges the ublk of the kernel: a finding for each fault that its release has.
+    #[must_use]
+    pub fn judge_ublk(&self) -> Vec<Finding> {
+        let faults = ublk_faults::judge(&self.kernel, self.in_pid_namespace).into_iter();
+        let finding = |fault: ublk_faults::UblkFault| match fault.certainty {
+            Certainty::Certain => Finding::fail("kernel", fault.to_string()),
+            Certainty::Possible => Finding::warn("kernel", fault.to_string()),
+        };
+        faults.map(finding).collect()
     }
 
     /// Judges whether this process may use io_uring.
@@ -176,6 +180,7 @@ mod tests {
     fn host() -> HostFacts {
         HostFacts {
             kernel: "6.12.95-amd64".to_owned(),
+            in_pid_namespace: false,
             io_uring: None,
             io_uring_disabled: Some(0),
             memlock: Some(8 << 20),
@@ -202,6 +207,20 @@ mod tests {
             let host = HostFacts { kernel: release.to_owned(), ..host() };
             assert_eq!(host.judge_kernel(least, "ublk").verdict, verdict, "{release}");
         }
+    }
+
+    #[test]
+    fn a_kernel_whose_ublk_fails_is_a_failure_and_one_that_may_hang_a_warning() {
+        let judged = |kernel: &str, in_pid_namespace| {
+            let host = HostFacts { kernel: kernel.to_owned(), in_pid_namespace, ..host() };
+            let found = host.judge_ublk().into_iter();
+            found.map(|finding| (finding.verdict, finding.subject)).collect::<Vec<_>>()
+        };
+        let of = |verdict| (verdict, "kernel".to_owned());
+        assert_eq!(judged("6.12.95-amd64", true), []);
+        assert_eq!(judged("6.18.5-amd64", false), [of(Verdict::Fail), of(Verdict::Warn)]);
+        assert_eq!(judged("6.17.13-amd64", false), [of(Verdict::Warn)]);
+        assert_eq!(judged("6.17.13-amd64", true), [of(Verdict::Fail), of(Verdict::Warn)]);
     }
 
     #[test]

@@ -18,9 +18,10 @@ mod systemd;
 mod tcp_listener;
 
 pub use crate::host::interface::{Interface, Subnet, interfaces};
+pub use crate::host::kernel_release::KernelVersion;
 pub use crate::host::rdma_device::{Gid, PortState, RdmaDevice, RdmaPort, rdma_devices};
 pub use directory_access::Directory;
-pub use host_facts::{HostFacts, KernelVersion, judge_tls};
+pub use host_facts::{HostFacts, judge_tls};
 pub use peer_route::{PeerRoute, judge_listen, judge_route};
 pub use rdma::{Needs, far_cpus, judge_rdma};
 pub use report::{Finding, Report, Verdict};

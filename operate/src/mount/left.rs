@@ -1,14 +1,23 @@
 //! [`Leftovers`]: the remains of dead mounts, as `rblk-initiatord` reports them to a command. Only
 //! the daemon reads notes and asks the driver.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::Exit;
 use serde::{Deserialize, Serialize};
 
+use super::child;
 use super::mount_status::MountStatus;
+
+/// Time for an answer. The daemon may ask the driver for several devices, each with a deadline.
+const WITHIN: Duration = Duration::from_secs(120);
+/// Time for a daemon that has answered to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The answer of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -90,6 +99,8 @@ pub fn users(daemon: &Path, disks: &[String]) -> anyhow::Result<Vec<Option<Strin
     Ok(users)
 }
 
+/// Asks the daemon, and reads its one line. A daemon that has answered may be unable to end: the
+/// kernel keeps a process while a command to the driver is under way.
 fn answer_of<T: for<'de> Deserialize<'de>>(
     daemon: &Path,
     question: &str,
@@ -97,11 +108,27 @@ fn answer_of<T: for<'de> Deserialize<'de>>(
 ) -> anyhow::Result<T> {
     let mut command = Command::new(daemon);
     command.arg(question).arg("--").args(about).stdin(Stdio::null());
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {}: is rblk installed whole?", daemon.display()))?;
-    serde_json::from_slice(&output.stdout).with_context(|| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        format!("{} ended with {}: {}", daemon.display(), output.status, said.trim())
+    let mut process =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(|| {
+            format!("cannot run {}: is rblk installed whole?", daemon.display())
+        })?;
+    let (out, errors) = (process.stdout.take(), process.stderr.take());
+    let (answer, answers) = mpsc::channel();
+    std::thread::Builder::new().name("answer".to_owned()).spawn(move || {
+        let mut line = String::new();
+        let read = out.map_or(Ok(0), |out| BufReader::new(out).read_line(&mut line));
+        // The receiver may have given up.
+        let _ = answer.send(read.map(|_| line));
+    })?;
+    let line = answers.recv_timeout(WITHIN);
+    let ended = child::ended(process, END_PATIENCE)?;
+    let line =
+        line.with_context(|| format!("{} does not answer within {WITHIN:?}", daemon.display()))??;
+    serde_json::from_str(&line).with_context(|| {
+        let mut said = String::new();
+        let _ = errors.filter(|_| ended.is_some()).map(|mut text| text.read_to_string(&mut said));
+        let how =
+            ended.map_or_else(|| "does not end".to_owned(), |(how, _)| format!("ended with {how}"));
+        format!("{} {how}: {}", daemon.display(), said.trim())
     })
 }

@@ -31,7 +31,9 @@ impl KernelLog {
     pub fn mark(lab: &Lab) -> Self {
         static MARKS: AtomicU32 = AtomicU32::new(1);
         let mark = format!("rblk test {} {}", lab.test(), MARKS.fetch_add(1, Ordering::Relaxed));
-        std::fs::write("/dev/kmsg", &mark).unwrap_or_else(|e| panic!("/dev/kmsg: {e}"));
+        // A line without an end can be read only when the next one follows.
+        std::fs::write("/dev/kmsg", format!("{mark}\n"))
+            .unwrap_or_else(|e| panic!("/dev/kmsg: {e}"));
         Self { mark }
     }
 

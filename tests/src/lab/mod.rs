@@ -50,7 +50,7 @@ pub use mounted::{MountFlags, Mounted};
 pub use place::Lab;
 pub use plug::Plug;
 pub use process::{Finished, Frozen, Running, start};
-pub use run::run;
+pub use run::{run, run_last};
 pub use stall::StallMeter;
 pub use target::{Target, TargetFlags};
 pub use usage::{Usage, cpu_time, rdma_resources};

@@ -37,6 +37,15 @@ fi
 shift
 exec "$@""#;
 
+/// Mounts and unmounts, as process 1 of a pid namespace: the program, the name of the mount, and the
+/// words of the mount.
+const IN_NAMESPACE: &str = r#"
+program=$1
+name=$2
+shift 2
+"$program" "$@" || exit
+exec "$program" umount "$name""#;
+
 impl MountFlags {
     /// A volume of the target at `address`, with two queues.
     #[must_use]
@@ -107,6 +116,23 @@ impl MountFlags {
         command.args(lab.keys().of_host(self.host));
         command.envs(self.environment.iter().cloned());
         Running::start(command).finish(2 * DEADLINE)
+    }
+}
+
+impl MountFlags {
+    /// Runs `rblk-initiator mount` in a pid namespace of its own, and then `umount`. Returns how the
+    /// first one that failed ended.
+    ///
+    /// # Panics
+    /// The commands do not end.
+    #[must_use]
+    pub fn try_in_pid_namespace(&self, lab: &Lab) -> Finished {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", IN_NAMESPACE, "sh"]);
+        command.arg(lab.program("rblk-initiator").get_program()).arg(&self.name);
+        command.args(["mount", &self.address, &self.volume]).args(&self.flags);
+        command.args(lab.keys().of_host(self.host)).current_dir("/");
+        Running::start(command).finish(4 * DEADLINE)
     }
 }
 

@@ -13,6 +13,24 @@ const HOW: &str = "Run the tests of the lab with `cargo xtask test`, or one of t
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// Runs one test after which this kernel is of no more use: what the test leaves cannot be removed.
+/// Without the lab the test fails.
+///
+/// # Panics
+/// As `body` does; or there is no lab.
+pub fn run_last(test: &'static str, body: impl FnOnce(&Lab)) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let lab = found(test);
+    leftovers::sweep();
+    std::fs::create_dir_all(lab.dir())
+        .unwrap_or_else(|e| panic!("making {}: {e}", lab.dir().display()));
+    body(&lab);
+}
+
+fn found(test: &'static str) -> Lab {
+    Lab::find(test).unwrap_or_else(|why| panic!("{test} cannot run here: {why}. {HOW}"))
+}
+
 /// Runs one test: prepares, runs, cleans up, and proves that nothing is left. Without the lab the
 /// test fails.
 ///
@@ -20,10 +38,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// As `body` does; or something is left; or there is no lab.
 pub fn run(test: &'static str, body: impl FnOnce(&Lab)) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let lab = match Lab::find(test) {
-        Ok(lab) => lab,
-        Err(why) => panic!("{test} cannot run here: {why}. {HOW}"),
-    };
+    let lab = found(test);
     leftovers::sweep();
     std::fs::create_dir_all(lab.dir())
         .unwrap_or_else(|e| panic!("making {}: {e}", lab.dir().display()));

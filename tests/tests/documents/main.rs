@@ -6,6 +6,7 @@
 
 mod commands;
 mod json;
+mod kernels;
 mod limits;
 mod links;
 mod literals;
@@ -69,6 +70,11 @@ fn links_lead_somewhere() {
 #[test]
 fn limits_are_those_of_the_programs() {
     assert_none(&limits::faults(&Document::read("docs/limits.md")));
+}
+
+#[test]
+fn faults_of_kernels_are_those_that_the_programs_know() {
+    assert_none(&kernels::faults(&Document::read("docs/install.md")));
 }
 
 #[test]

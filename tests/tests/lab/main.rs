@@ -3,8 +3,8 @@
 //!
 //! `cargo test` ignores these tests. `cargo xtask test` runs them in a guest; by hand:
 //! `cargo xtask lab -- TEST-BINARY --ignored --test-threads=1 --nocapture [NAME]`. Tests whose
-//! names start with `kernel_` depend on the kernel most, and also run on the oldest supported
-//! kernel. `RBLK_LONG=1` makes each test longer.
+//! names start with `kernel_` depend on the kernel most, and also run on other kernels; those with
+//! `only_bad_kernel_` run on a kernel whose ublk fails. `RBLK_LONG=1` makes each test longer.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod encrypted;
 mod ends;
 mod hostile;
 mod hw_check;
+mod kernels;
 mod messages;
 mod refusals;
 mod session;

@@ -7,6 +7,7 @@
 //! (`linux-base-REL`, `linux-binary-REL`, `linux-modules-REL`).
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,12 +72,10 @@ impl Kernel {
         let apt = Apt::update(cache, SUITES)?;
         let mut names = apt.names("linux-image-")?;
         names.extend(apt.names("linux-binary-")?);
-        let (release, packages) = choose(&names, prefix).with_context(|| {
-            format!(
-                "the suites {} have no kernel {prefix}; choose another with --kernel",
-                SUITES.join(" and ")
-            )
-        })?;
+        names.extend(apt.names("linux-base-")?);
+        names.extend(apt.names("linux-modules-")?);
+        let (release, packages) = choose(&names, prefix)
+            .map_err(|absence| NoKernel { prefix: prefix.to_owned(), absence })?;
         let work = cache.scratch_dir()?;
         let debs = apt.download(&packages, work.path())?;
         let made = work.path().join("kernel");
@@ -110,23 +109,70 @@ fn lay_out(tree: &Path, made: &Path, release: &str) -> Result<()> {
     apt::run(Command::new("depmod").arg("-b").arg(made).arg(release)).map(drop)
 }
 
-/// The newest release among package names that matches `prefix`, and the packages it is made of.
-pub(crate) fn choose(names: &[String], prefix: &str) -> Option<(String, Vec<String>)> {
-    let releases = names
+/// The mirror has no kernel of a version.
+#[derive(Debug)]
+pub(crate) struct NoKernel {
+    prefix: String,
+    absence: Absence,
+}
+
+/// What the mirror has instead of a kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// Nothing.
+    Whole,
+    /// A release without its modules. A mirror keeps the signed packages of a kernel, and of the
+    /// others only those of the newest kernels.
+    Modules(String),
+}
+
+impl std::error::Error for NoKernel {}
+
+impl fmt::Display for NoKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (prefix, suites) = (&self.prefix, SUITES.join(" and "));
+        match &self.absence {
+            Absence::Whole => write!(f, "the suites {suites} have no kernel {prefix}")?,
+            Absence::Modules(release) => {
+                write!(f, "the suites {suites} have the kernel {release} without its modules")?;
+            }
+        }
+        f.write_str("; choose another with --kernel")
+    }
+}
+
+/// The newest whole release among package names that matches `prefix`, and the packages it is made
+/// of.
+pub(crate) fn choose(
+    names: &[String],
+    prefix: &str,
+) -> std::result::Result<(String, Vec<String>), Absence> {
+    let releases: Vec<String> = names
         .iter()
         .filter_map(|name| {
             name.strip_prefix("linux-image-").or_else(|| name.strip_prefix("linux-binary-"))
         })
-        .map(str::to_owned);
-    let release = newest(releases, prefix)?;
+        .map(str::to_owned)
+        .collect();
+    let whole = releases.iter().filter(|release| {
+        let packages = packages(names, release);
+        packages.iter().all(|package| names.contains(package))
+    });
+    if let Some(release) = newest(whole.cloned(), prefix) {
+        let packages = packages(names, &release);
+        return Ok((release, packages));
+    }
+    Err(newest(releases, prefix).map_or(Absence::Whole, Absence::Modules))
+}
+
+/// The packages that a release is made of.
+fn packages(names: &[String], release: &str) -> Vec<String> {
     let split = format!("linux-binary-{release}");
-    let packages = if names.contains(&split) {
+    match names.contains(&split) {
         // The image package of a split kernel holds nothing itself.
-        vec![format!("linux-base-{release}"), split, format!("linux-modules-{release}")]
-    } else {
-        vec![format!("linux-image-{release}")]
-    };
-    Some((release, packages))
+        true => vec![format!("linux-base-{release}"), split, format!("linux-modules-{release}")],
+        false => vec![format!("linux-image-{release}")],
+    }
 }
 
 /// The newest of `releases` that is the plain amd64 flavour of a version beginning with `prefix`.
@@ -179,23 +225,36 @@ mod tests {
 
     #[test]
     fn a_split_kernel_is_three_packages() {
-        let names = names(&["linux-image-7.2.12+deb13-amd64", "linux-binary-7.2.12+deb13-amd64"]);
+        let whole = [
+            "linux-base-7.2.12+deb13-amd64",
+            "linux-binary-7.2.12+deb13-amd64",
+            "linux-modules-7.2.12+deb13-amd64",
+        ];
+        let names = names(&[&whole[..], &["linux-image-7.2.12+deb13-amd64"]].concat());
         let (_, packages) = choose(&names, "7.2").unwrap();
-        assert_eq!(
-            packages,
-            [
-                "linux-base-7.2.12+deb13-amd64",
-                "linux-binary-7.2.12+deb13-amd64",
-                "linux-modules-7.2.12+deb13-amd64"
-            ]
-        );
+        assert_eq!(packages, whole);
+    }
+
+    #[test]
+    fn a_kernel_without_its_modules_is_passed_over_and_named() {
+        let mut names =
+            names(&["linux-image-6.19.14+deb13-amd64", "linux-binary-6.19.14+deb13-amd64"]);
+        let absence = choose(&names, "6.19").unwrap_err();
+        assert_eq!(absence, Absence::Modules("6.19.14+deb13-amd64".to_owned()));
+        let text = NoKernel { prefix: "6.19".to_owned(), absence }.to_string();
+        assert!(text.contains("the kernel 6.19.14+deb13-amd64 without its modules"), "{text}");
+        assert_eq!(choose(&names, "7.0"), Err(Absence::Whole));
+        let older =
+            ["base", "binary", "modules"].map(|part| format!("linux-{part}-6.19.6+deb13-amd64"));
+        names.extend(older);
+        assert_eq!(choose(&names, "6.19").unwrap().0, "6.19.6+deb13-amd64");
     }
 
     #[test]
     fn a_prefix_ends_at_a_whole_number() {
         let names = names(&["linux-image-6.12.95+deb12-amd64"]);
-        assert!(choose(&names, "6.1").is_none());
-        assert!(choose(&names, "6").is_some());
-        assert!(choose(&names, "6.12.95").is_some());
+        assert_eq!(choose(&names, "6.1"), Err(Absence::Whole));
+        assert!(choose(&names, "6").is_ok());
+        assert!(choose(&names, "6.12.95").is_ok());
     }
 }

@@ -91,6 +91,16 @@ impl Default for Lab {
     }
 }
 
+/// Fetches a kernel, unless it is in the cache. `Some`: the mirror has none of that version, and
+/// why.
+pub(crate) fn absence(version: &str) -> Result<Option<String>> {
+    host::ensure_installed(host::PACKAGES)?;
+    match kernel::Kernel::ensure(&cache::Cache::open()?, version) {
+        Ok(_) => Ok(None),
+        Err(error) => error.downcast::<kernel::NoKernel>().map(|none| Some(none.to_string())),
+    }
+}
+
 /// Puts `vmlinux` and `initramfs.cpio` into `out`, by which a test boots a guest of its own whose
 /// first process is the script `init`.
 pub(crate) fn guest_files(version: &str, init: &Path, out: &Path) -> Result<()> {

@@ -37,7 +37,7 @@ use clap::Args;
 
 use crate::artifacts::{Artifacts, BUILD_LIMIT, CHECKED, MEASURED, Program};
 use crate::fio_engine::FioEngineArgs;
-use crate::lab::{DEFAULT_KERNEL, host};
+use crate::lab::{self, DEFAULT_KERNEL, host};
 use crate::library::ARCHIVE;
 use crate::packages;
 use crate::process;
@@ -47,12 +47,20 @@ pub(crate) use check::CheckArgs;
 pub(crate) use house::HouseArgs;
 use spent::Meter;
 use step::{Kind, Missing, Steps, Work};
-use suite::{Guest, Selection, Suites};
+use suite::{Guest, Part, Selection, Suites};
 use summary::Summary;
 use tally::{Results, Tally};
 
 /// The other kernel: the oldest that has what the initiator needs.
 const OTHER_KERNEL: &str = "6.12";
+
+/// Further kernels of `--long`: one of each series that Debian's backports had or have. Those that
+/// the mirror does not have are named, and skipped.
+const LONG_KERNELS: [&str; 7] = ["6.16", "6.17", "6.18", "6.19", "7.0", "7.1", "7.3"];
+
+/// Kernels of `--long` whose ublk fails. After their series: a shorter version is the newest kernel
+/// of the cache.
+const BAD_KERNELS: [&str; 1] = ["6.18.5"];
 
 /// Limit on one guest.
 const GUEST_LIMIT: Duration = Duration::from_secs(60 * 60);
@@ -101,8 +109,9 @@ const SUITES: [&str; 6] =
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TestArgs {
-    /// Run tests that can use it longer (RBLK_LONG=N), run all tests of the lab on both kernels,
-    /// and fuzz for N times five minutes; without a number N is 1
+    /// Run tests that can use it longer (RBLK_LONG=N), run all tests of the lab on 7.2 and 6.12, and
+    /// those whose names begin with `kernel_` on a kernel of each series that Debian's backports
+    /// have, and fuzz for N times five minutes; without a number N is 1
     #[arg(
         long,
         value_name = "N",
@@ -246,16 +255,32 @@ impl Run<'_> {
     fn in_lab(&self, steps: &mut Steps, built: &Result<Artifacts, Missing>) {
         let _ =
             steps.run_with(Kind::Build, "fio's engine for the lab", built, |a| self.fio_engine(a));
-        let kernels = match &self.args.kernel {
-            Some(kernel) => vec![(kernel.as_str(), false)],
-            None => vec![(DEFAULT_KERNEL, false), (OTHER_KERNEL, self.args.long.is_none())],
-        };
-        for (kernel, every_kernel) in kernels {
+        for (kernel, part) in self.kernels() {
             let title = format!("the lab, Linux {kernel}");
             let _ = steps.run_with(Kind::Run, &title, built, |built| {
-                self.lab_tests(built, kernel, every_kernel)
+                if LONG_KERNELS.contains(&kernel) || BAD_KERNELS.contains(&kernel) {
+                    if let Some(why) = lab::absence(kernel)? {
+                        return Ok(Work::Skipped(why));
+                    }
+                }
+                self.lab_tests(built, kernel, part)
             });
         }
+    }
+
+    /// The kernels of the lab.
+    fn kernels(&self) -> Vec<(&str, Part)> {
+        if let Some(kernel) = &self.args.kernel {
+            let is_bad = BAD_KERNELS.contains(&kernel.as_str());
+            return vec![(kernel, if is_bad { Part::Bad } else { Part::First })];
+        }
+        if self.args.long.is_none() {
+            return vec![(DEFAULT_KERNEL, Part::First), (OTHER_KERNEL, Part::Other)];
+        }
+        let both = [DEFAULT_KERNEL, OTHER_KERNEL].map(|kernel| (kernel, Part::First));
+        let others = LONG_KERNELS.map(|kernel| (kernel, Part::Other));
+        let bad = BAD_KERNELS.map(|kernel| (kernel, Part::Bad));
+        [&both[..], &others, &bad].concat()
     }
 
     fn checks(&self, steps: &mut Steps) {
@@ -372,14 +397,14 @@ impl Run<'_> {
         Ok(Work::Done(()))
     }
 
-    fn lab_tests(&self, built: &Artifacts, kernel: &str, every_kernel: bool) -> Result<Work> {
+    fn lab_tests(&self, built: &Artifacts, kernel: &str, part: Part) -> Result<Work> {
         let mut environment: Vec<(&'static str, OsString)> =
             vec![("RBLK_BIN_DIR", built.dir().into())];
         // `lab_faults` runs this one on devices of many kinds.
         environment.push(("RBLK_LAB_CONFORMANCE", built.program("verbs_conformance").into()));
-        // The other kernel runs each test in its usual length: kernels differ in what they do, and
+        // The other kernels run each test in its usual length: kernels differ in what they do, and
         // not in how often a race comes.
-        let is_long = kernel != OTHER_KERNEL || self.args.kernel.is_some();
+        let is_long = kernel == DEFAULT_KERNEL || self.args.kernel.is_some();
         let long = self.long().filter(|_| is_long);
         environment.extend(long.map(|(name, value)| (name, value.into())));
         let shares: Vec<PathBuf> = vec![self.workspace.root.clone(), built.dir().to_owned()];
@@ -388,7 +413,7 @@ impl Run<'_> {
             directory: built.dir(),
             shares,
             environment,
-            selection: Selection { every_kernel, filters: &self.args.filters },
+            selection: Selection { part, filters: &self.args.filters },
         };
         let limit = self.args.long.map_or(GUEST_LIMIT, |long| long * GUEST_LIMIT_LONG);
         suites.run(Guest { kernel, limit }, &self.results)?;
@@ -434,6 +459,27 @@ mod tests {
     fn args(filters: &[&str]) -> TestArgs {
         let filters = filters.iter().map(|&filter| filter.to_owned()).collect();
         TestArgs { long: None, no_lab: true, kernel: None, filters }
+    }
+
+    #[test]
+    fn a_long_run_takes_a_kernel_of_each_series() {
+        let of = |long, kernel: Option<&str>| {
+            let args = TestArgs { long, kernel: kernel.map(str::to_owned), ..args(&[]) };
+            let workspace = Workspace::find().unwrap();
+            let run = Run { args: &args, workspace, results: Arc::default() };
+            let kernels = run.kernels().into_iter();
+            kernels.map(|(kernel, part)| (kernel.to_owned(), part)).collect::<Vec<_>>()
+        };
+        let part = |kernels: &[(String, Part)], kernel: &str| {
+            kernels.iter().find(|(name, _)| name == kernel).map(|(_, part)| *part)
+        };
+        assert_eq!(of(None, None).len(), 2);
+        assert_eq!(of(None, Some("7.3")), [("7.3".to_owned(), Part::First)]);
+        assert_eq!(of(None, Some("6.18.5")), [("6.18.5".to_owned(), Part::Bad)]);
+        let long = of(Some(1), None);
+        assert_eq!(part(&long, "6.12"), Some(Part::First));
+        assert_eq!(part(&long, "7.1"), Some(Part::Other));
+        assert_eq!(long.last(), Some(&("6.18.5".to_owned(), Part::Bad)));
     }
 
     #[test]

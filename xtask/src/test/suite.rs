@@ -17,11 +17,28 @@ use crate::process;
 /// Tests whose names begin so are run on every kernel, not only on the first.
 const EVERY_KERNEL: &str = "kernel_";
 
+/// Tests whose names begin so are run on kernels whose ublk fails, and nowhere else.
+const BAD_KERNEL: &str = "only_bad_kernel_";
+
+/// The one test for every kernel that a bad one passes: it knows the bad ones.
+const KNOWS_BAD: &str = "kernel_is_in_the_table";
+
+/// The part of a kernel in the tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All tests run on it.
+    First,
+    /// Those for every kernel run on it.
+    Other,
+    /// Its ublk fails: the tests that know so run on it.
+    Bad,
+}
+
 /// Which tests of a binary are run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Selection<'a> {
-    /// Only those that are for every kernel.
-    pub(crate) every_kernel: bool,
+    /// The part of the kernel.
+    pub(crate) part: Part,
     /// Only those whose names contain one of these; all if there are none.
     pub(crate) filters: &'a [String],
 }
@@ -53,7 +70,12 @@ pub(crate) struct Guest<'a> {
 impl Selection<'_> {
     fn takes(&self, name: &str) -> bool {
         let own = name.rsplit("::").next().unwrap_or(name);
-        (!self.every_kernel || own.starts_with(EVERY_KERNEL))
+        let by_part = match self.part {
+            Part::First => !own.starts_with(BAD_KERNEL),
+            Part::Other => own.starts_with(EVERY_KERNEL),
+            Part::Bad => own == KNOWS_BAD || own.starts_with(BAD_KERNEL),
+        };
+        by_part
             && (self.filters.is_empty() || self.filters.iter().any(|f| name.contains(f.as_str())))
     }
 }
@@ -192,13 +214,26 @@ mod tests {
     #[test]
     fn both_conditions_hold() {
         let filters = ["mount".to_owned(), "fio".to_owned()];
-        let takes = |every_kernel, filters: &[String], name: &str| {
-            Selection { every_kernel, filters }.takes(name)
-        };
-        assert!(takes(false, &[], "anything"));
-        assert!(!takes(true, &[], "anything"));
-        assert!(takes(true, &[], "faults::kernel_mount"));
-        assert!(takes(true, &filters, "kernel_mount") && takes(false, &filters, "a_fio_run"));
-        assert!(!takes(true, &filters, "a_fio_run") && !takes(true, &filters, "kernel_other"));
+        let takes = |part, filters: &[String], name: &str| Selection { part, filters }.takes(name);
+        assert!(takes(Part::First, &[], "anything") && !takes(Part::Other, &[], "anything"));
+        assert!(takes(Part::Other, &[], "faults::kernel_mount"));
+        assert!(takes(Part::Other, &filters, "kernel_mount"));
+        assert!(takes(Part::First, &filters, "a_fio_run"));
+        assert!(!takes(Part::Other, &filters, "a_fio_run"));
+        assert!(!takes(Part::Other, &filters, "kernel_other"));
+    }
+
+    #[test]
+    fn a_bad_kernel_runs_only_tests_that_know_it() {
+        let takes = |part, name: &str| Selection { part, filters: &[] }.takes(name);
+        for (name, first, other, bad) in [
+            ("kernels::kernel_is_in_the_table", true, true, true),
+            ("kernels::only_bad_kernel_crash", false, false, true),
+            ("content::kernel_fio", true, true, false),
+            ("content::sizes", true, false, false),
+        ] {
+            let taken = [Part::First, Part::Other, Part::Bad].map(|part| takes(part, name));
+            assert_eq!(taken, [first, other, bad], "{name}");
+        }
     }
 }

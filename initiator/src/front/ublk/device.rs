@@ -185,17 +185,19 @@ impl Device {
         &self.params
     }
 
-    /// Changes the capacity of the disk, while it is in use. A device before its start has no disk.
+    /// The parameters with another capacity, for [`Control::update_size`] and
+    /// [`resized`](Self::resized).
     ///
     /// # Errors
-    /// The kernel cannot ([`UblkError::FeatureMissing`], before 6.16), or the capacity is outside
-    /// its rule.
-    pub(crate) fn resize(&mut self, sectors: u64) -> Result<()> {
+    /// The capacity is outside its rule.
+    pub(crate) fn params_with(&self, sectors: u64) -> Result<DiskParams> {
         let params = DiskParams { sectors, ..self.params };
-        params.to_abi()?;
-        self.control.update_size(self.info.id, sectors)?;
+        params.to_abi().map(|_| params)
+    }
+
+    /// The driver has changed the capacity of the disk.
+    pub(crate) fn resized(&mut self, params: DiskParams) {
         self.params = params;
-        Ok(())
     }
 
     /// Path of the disk.

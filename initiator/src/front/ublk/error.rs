@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::abi::ANY_DEVICE;
 use super::feature::Features;
 
 /// Result of this module.
@@ -92,6 +93,20 @@ pub enum UblkError {
         /// The device.
         id: u32,
     },
+    /// The kernel compares the id of this process with its id in another pid namespace.
+    #[error(
+        "{command} of ublk device {id} was refused: this process is in a pid namespace, and ublk of \
+         Linux 6.16 to 6.18.7 starts disks only for processes of the first one (this is kernel \
+         {kernel}): run it in the pid namespace of the host"
+    )]
+    OtherPid {
+        /// Name of the command.
+        command: &'static str,
+        /// The device.
+        id: u32,
+        /// Running release.
+        kernel: String,
+    },
     /// Another process serves the device.
     #[error(
         "ublk device {id} is still held by {}: end that process first (a killed server whose requests \
@@ -106,14 +121,16 @@ pub enum UblkError {
     },
     /// A command did not finish in time.
     #[error(
-        "{command} of ublk device {id} did not finish within {waited:?}{}",
-        if *.still_running { " and cannot be interrupted; it goes on in the kernel" } else { "" }
+        "{command} of {} did not finish within {waited:?}{}; the kernel does not say why: {kernel}",
+        device(*.id), if *.still_running { " and cannot be interrupted" } else { "" }
     )]
     Timeout {
         /// Name of the command.
         command: &'static str,
         /// The device.
         id: u32,
+        /// What the kernel does before it answers.
+        kernel: &'static str,
         /// The time waited.
         waited: Duration,
         /// The command still runs in the kernel.
@@ -146,7 +163,7 @@ pub enum UblkError {
         waited: Duration,
     },
     /// The driver refused a command for another reason.
-    #[error("{command} of ublk device {id} was refused: {source}")]
+    #[error("{command} of {} was refused: {source}", device(*.id))]
     Refused {
         /// Name of the command.
         command: &'static str,
@@ -190,8 +207,16 @@ pub enum UblkError {
 }
 
 impl UblkError {
-    pub(super) fn system(action: impl Into<String>, source: io::Error) -> Self {
+    pub(crate) fn system(action: impl Into<String>, source: io::Error) -> Self {
         Self::System { action: action.into(), source }
+    }
+}
+
+/// A device in messages. ADD_DEV may leave the number to the kernel.
+fn device(id: u32) -> String {
+    match id {
+        ANY_DEVICE => "a new ublk device".to_owned(),
+        id => format!("ublk device {id}"),
     }
 }
 

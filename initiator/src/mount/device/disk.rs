@@ -17,7 +17,7 @@ use rblk_operate::said_once;
 use rblk_protocol::{OpenReply, VolumeFlags};
 
 use super::{aside, sectors};
-use crate::front::ublk::{Device, UblkError};
+use crate::front::ublk::{Control, Device, UblkError};
 use crate::volume::task::{self, Running};
 
 /// Time limit of `blockdev`.
@@ -112,8 +112,13 @@ impl Disk {
         let Some(has) = &mut self.has else { return };
         let disk = device.disk_path().display().to_string();
         let (from, to) = (has.sectors.saturating_mul(512), sectors.saturating_mul(512));
-        match aside(|| device.resize(sectors)) {
-            Ok(()) => {
+        let id = device.info().id;
+        let set = device.params_with(sectors).and_then(|params| {
+            aside(move || Control::open()?.update_size(id, sectors)).map(|()| params)
+        });
+        match set {
+            Ok(params) => {
+                device.resized(params);
                 has.sectors = sectors;
                 if to < from {
                     tracing::warn!(

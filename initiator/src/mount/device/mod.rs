@@ -12,6 +12,7 @@ pub mod server;
 pub mod write_back;
 
 use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
 
 use rblk_protocol::{OpenReply, VolumeFlags};
 
@@ -49,23 +50,41 @@ pub(super) fn add(
     if !shared.is_empty() {
         spec.need = spec.need | Features::SHMEM_ZC;
     }
-    aside(|| {
-        let mut device = Device::add(control, spec, params(volume, wish))?;
+    let (shared, params) = (Arc::clone(shared), params(volume, wish));
+    aside(move || {
+        let mut device = Device::add(control, spec, params)?;
         shared.iter().try_for_each(|memory| device.share(memory))?;
         Ok(device)
     })
 }
 
-/// Runs a closure on a thread of its own, and waits for it. The kernel adds a worker to a thread
-/// that gives commands to the driver. The worker lives as long as that thread, and wakes every 5 s.
-pub(super) fn aside<T: Send>(
-    what: impl FnOnce() -> Result<T, UblkError> + Send,
+/// Runs a closure on a thread of its own, and waits for its result. The kernel adds a worker to a
+/// thread that gives commands to the driver. The worker lives as long as that thread, and wakes
+/// every 5 s.
+///
+/// Nothing waits for the end of the thread: a thread ends only after the kernel is done with its
+/// commands, and the kernel never is with a command in which it crashed.
+pub(super) fn aside<T: Send + 'static>(
+    what: impl FnOnce() -> Result<T, UblkError> + Send + 'static,
 ) -> Result<T, UblkError> {
+    let (answer, answers) = mpsc::sync_channel(1);
     let named = std::thread::Builder::new().name("rblk-driver".to_owned());
-    std::thread::scope(|scope| match named.spawn_scoped(scope, what) {
-        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-        Err(source) => Err(UblkError::System { action: "starting a thread".to_owned(), source }),
-    })
+    let thread = named.spawn(move || {
+        // The receiver waits.
+        let _ = answer.send(what());
+    });
+    let thread = thread.map_err(|e| UblkError::system("starting a thread", e))?;
+    match answers.recv() {
+        Ok(result) => result,
+        // The closure panicked.
+        Err(_) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => Err(UblkError::system(
+                "asking the ublk driver",
+                std::io::ErrorKind::BrokenPipe.into(),
+            )),
+        },
+    }
 }
 
 /// Refuses a taken device number before anything is asked of the target: a take-over of a volume

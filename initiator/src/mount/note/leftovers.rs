@@ -187,7 +187,7 @@ pub fn find(name: &str) -> Result<Found, UblkError> {
     };
     // Without a note the driver is not asked: a host may have no driver.
     let device = match token {
-        Some(token) => aside(|| Control::open()?.find(token, id))?,
+        Some(token) => aside(move || Control::open()?.find(token, id))?,
         None => None,
     };
     if let (Ok(Some(note)), Some(info)) = (&mut note, &device) {
@@ -228,7 +228,7 @@ pub fn claim(
         let note = match (action, note) {
             (LeftoversAction::Clear, _) => {
                 if let Some(info) = device {
-                    aside(|| Control::open()?.remove(info.id, REMOVE_DEADLINE))?;
+                    aside(move || Control::open()?.remove(info.id, REMOVE_DEADLINE))?;
                     tracing::info!(device = info.id, "removed the device of a dead mount");
                 }
                 Note::remove(name);

@@ -293,6 +293,10 @@ pub struct MountArgs {
     /// off. Not possible in a file.
     #[arg(long, conflicts_with = "read_only")]
     pub take_over: bool,
+    /// Mount even if the release of the kernel is known for a ublk that fails, such as on a kernel
+    /// that was mended and kept its number. Not possible in a file.
+    #[arg(long)]
+    pub any_kernel: bool,
     /// The keys of the configuration.
     #[command(flatten)]
     pub keys: ConfigFlags<MountFlagSet>,
@@ -310,6 +314,7 @@ pub struct MountArgs {
 /// The disk of a guest and its settings.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("any_kernel", |arg| arg.hide(true)),
     mut_arg("device_id", |arg| arg.hide(true)),
     mut_arg("shared_memory", |arg| arg.hide(true)),
     mut_arg("digest", |arg| arg.hide(true)),

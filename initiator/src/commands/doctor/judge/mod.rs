@@ -19,11 +19,14 @@ const QUEUES_ASSUMED: u16 = 4;
 /// The host itself. `rdma`: whether mounts may go by RDMA.
 pub(super) fn host(facts: &Facts, config: &MountConfig, rdma: bool) -> Vec<Finding> {
     let host = &facts.host;
-    let mut found = vec![
-        host.judge_kernel(KERNEL_MIN, "ublk"),
-        host.judge_io_uring(),
-        ublk(&facts.ublk, facts.ublk_minor, facts.host.io_uring.is_some()),
-    ];
+    let mut found = vec![host.judge_kernel(KERNEL_MIN, "ublk")];
+    let faults = host.judge_ublk();
+    if !faults.is_empty() {
+        // They name the kernel, too.
+        found = faults;
+    }
+    found.push(host.judge_io_uring());
+    found.push(ublk(&facts.ublk, facts.ublk_minor, facts.host.io_uring.is_some()));
     found.push(match rdma {
         true => host.judge_memlock(buffer_bytes(config), "a mount"),
         false => Finding::skip("memlock", "tcp:// locks no memory"),

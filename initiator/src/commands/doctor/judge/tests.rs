@@ -17,7 +17,8 @@ fn facts() -> Facts {
     Facts {
         is_root: true,
         host: HostFacts {
-            kernel: "6.16.1".to_owned(),
+            kernel: "6.18.15".to_owned(),
+            in_pid_namespace: false,
             io_uring: None,
             io_uring_disabled: Some(0),
             memlock: Some(u64::MAX),

@@ -6,9 +6,11 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use io_uring::{opcode, squeue, types};
+use rblk_operate::pid_namespace;
 use rblk_protocol::width::narrow;
 
 use super::Control;
@@ -25,26 +27,53 @@ const ASK_STEP: Duration = Duration::from_millis(100);
 /// `user_data` of cancellations; commands count up from 1.
 pub(super) const CANCEL: u64 = 0;
 
-/// A control command: number, and name for messages.
+/// A control command: number, name for messages, and what the kernel does before it answers.
 #[derive(Clone, Copy)]
-pub(super) struct Command(u32, &'static str);
+pub(super) struct Command(u32, &'static str, &'static str);
 
-pub(super) const ADD: Command = Command(abi::CMD_ADD_DEV, "ADD_DEV");
-pub(super) const DELETE: Command = Command(abi::CMD_DEL_DEV, "DEL_DEV");
-pub(super) const START: Command = Command(abi::CMD_START_DEV, "START_DEV");
-pub(super) const STOP: Command = Command(abi::CMD_STOP_DEV, "STOP_DEV");
-pub(super) const SET_PARAMS: Command = Command(abi::CMD_SET_PARAMS, "SET_PARAMS");
-pub(super) const GET_PARAMS: Command = Command(abi::CMD_GET_PARAMS, "GET_PARAMS");
-pub(super) const START_RECOVERY: Command =
-    Command(abi::CMD_START_USER_RECOVERY, "START_USER_RECOVERY");
-pub(super) const END_RECOVERY: Command = Command(abi::CMD_END_USER_RECOVERY, "END_USER_RECOVERY");
-pub(super) const QUEUE_CPUS: Command = Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY");
-pub(super) const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2");
-pub(super) const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
-pub(super) const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");
-pub(super) const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE");
-pub(super) const REGISTER: Command = Command(abi::CMD_REG_BUF, "REG_BUF");
-pub(super) const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
+/// The lock of a device, which START_DEV, STOP_DEV and a recovery hold.
+const LOCKED: &str = "it waits for another command of this device";
+
+pub(super) const ADD: Command = Command(
+    abi::CMD_ADD_DEV,
+    "ADD_DEV",
+    "it waits for the lock of all ublk devices, or crashed in this command (`dmesg | grep -i ublk`)",
+);
+pub(super) const DELETE: Command =
+    Command(abi::CMD_DEL_DEV, "DEL_DEV", "it waits until no process has the device open");
+pub(super) const START: Command = Command(
+    abi::CMD_START_DEV,
+    "START_DEV",
+    "it waits until the queues have fetched every tag, and before 7.0 for reads of the partition table",
+);
+pub(super) const STOP: Command =
+    Command(abi::CMD_STOP_DEV, "STOP_DEV", "it waits for the requests under way");
+pub(super) const SET_PARAMS: Command = Command(abi::CMD_SET_PARAMS, "SET_PARAMS", LOCKED);
+pub(super) const GET_PARAMS: Command = Command(abi::CMD_GET_PARAMS, "GET_PARAMS", LOCKED);
+pub(super) const START_RECOVERY: Command = Command(
+    abi::CMD_START_USER_RECOVERY,
+    "START_USER_RECOVERY",
+    "it waits until it has seen the death of the old process, before 6.16 by a timer of 30 s",
+);
+pub(super) const END_RECOVERY: Command = Command(
+    abi::CMD_END_USER_RECOVERY,
+    "END_USER_RECOVERY",
+    "it waits until the queues have fetched every tag",
+);
+pub(super) const QUEUE_CPUS: Command =
+    Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY", LOCKED);
+pub(super) const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2", LOCKED);
+pub(super) const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO", LOCKED);
+pub(super) const FEATURES: Command =
+    Command(abi::CMD_GET_FEATURES, "GET_FEATURES", "it runs no worker for this command");
+pub(super) const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE", LOCKED);
+pub(super) const REGISTER: Command = Command(
+    abi::CMD_REG_BUF,
+    "REG_BUF",
+    "it pins the memory, and on a live device waits for requests",
+);
+pub(super) const DELETE_ASYNC: Command =
+    Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC", "it waits for the lock of all ublk devices");
 
 /// The end of a command, before its errno is interpreted.
 pub(super) enum CommandEnd {
@@ -211,7 +240,7 @@ pub(super) fn timeout(
     waited: Duration,
     still_running: bool,
 ) -> UblkError {
-    UblkError::Timeout { command: command.1, id, waited, still_running }
+    UblkError::Timeout { command: command.1, id, kernel: command.2, waited, still_running }
 }
 
 /// The meaning of the end of a command without a buffer.
@@ -242,6 +271,11 @@ pub(super) fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
         },
         (_, libc::ENODEV) => UblkError::NoSuchDevice { id },
         (abi::CMD_START_USER_RECOVERY, libc::EBUSY) => UblkError::StillServed { id, pid: None },
+        (abi::CMD_START_DEV | abi::CMD_END_USER_RECOVERY, libc::EINVAL)
+            if pid_namespace::is_own(Path::new("/")) =>
+        {
+            UblkError::OtherPid { command: command.1, id, kernel: kernel_release() }
+        }
         _ => UblkError::Refused {
             command: command.1,
             id,
@@ -253,6 +287,42 @@ pub(super) fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_without_an_answer_says_what_the_kernel_does() {
+        let text = |command, id, running| {
+            timeout(command, id, Duration::from_secs(10), running).to_string()
+        };
+        assert_eq!(
+            text(ADD, abi::ANY_DEVICE, true),
+            "ADD_DEV of a new ublk device did not finish within 10s and cannot be interrupted; the \
+             kernel does not say why: it waits for the lock of all ublk devices, or crashed in this \
+             command (`dmesg | grep -i ublk`)"
+        );
+        assert!(
+            text(STOP, 3, false).starts_with("STOP_DEV of ublk device 3 did not finish within")
+        );
+        assert!(text(STOP, 3, false).ends_with("it waits for the requests under way"));
+        for command in [
+            ADD,
+            DELETE,
+            START,
+            STOP,
+            SET_PARAMS,
+            GET_PARAMS,
+            START_RECOVERY,
+            END_RECOVERY,
+            QUEUE_CPUS,
+            INFO,
+            PLAIN_INFO,
+            FEATURES,
+            UPDATE_SIZE,
+            REGISTER,
+            DELETE_ASYNC,
+        ] {
+            assert!(command.2.starts_with("it "), "{}", command.1);
+        }
+    }
 
     #[test]
     fn answers_become_errors_with_a_fix() {
