@@ -19,4 +19,7 @@ mkdir -p "$2"
     [ -n "$type" ] && echo "Type=$type"
     [ -n "$flags" ] && echo "Options=$flags"
 } >"$2/sysroot.mount"
+# The target may be away for longer than systemd waits for a device.
+mkdir -p "$2/dev-ublkb0.device.d"
+printf '[Unit]\nJobTimeoutSec=0\nJobRunningTimeoutSec=0\n' >"$2/dev-ublkb0.device.d/rblk.conf"
 exit 0
