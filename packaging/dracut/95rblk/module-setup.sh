@@ -20,7 +20,7 @@ depends() {
 
 # called by dracut
 installkernel() {
-    hostonly='' instmods ublk_drv tls chacha20poly1305 crypto-chacha20 crypto-poly1305 rdma_ucm
+    hostonly='' instmods ublk_drv rdma_ucm
     hostonly='' instmods "=drivers/infiniband"
 }
 
