@@ -20,13 +20,13 @@ depends() {
 
 # called by dracut
 installkernel() {
-    hostonly='' instmods ublk_drv rdma_ucm
+    hostonly='' instmods ublk_drv tls chacha20poly1305 crypto-chacha20 crypto-poly1305 rdma_ucm
     hostonly='' instmods "=drivers/infiniband"
 }
 
 # called by dracut
 install() {
-    inst_multiple cat chmod cp grep md5sum mkdir modprobe mount sed sort tr
+    inst_multiple cat chmod cp grep ip md5sum mkdir modprobe mount sed sort tr
     # The command runs with the files of the initramfs, its process with those of a root of its own.
     inst /usr/bin/rblk-initiator
     /usr/lib/rblk/boot-root "$initdir/usr/lib/rblk/root" || return 1
