@@ -31,4 +31,5 @@ pub(crate) const TEST: &[Package] = &[
     },
     Package { name: "fio", why: "verifies a volume through the engine of fio" },
     Package { name: "binutils", why: "nm and readelf show what librblk exports" },
+    Package { name: "mmdebstrap", why: "a host that boots from a volume, for --long" },
 ];

@@ -11,6 +11,7 @@ pub mod mount_metrics;
 mod mount_orders;
 mod mount_table;
 mod mount_top;
+mod root_disk;
 mod silent;
 mod start_daemon;
 

@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::came::Came;
 use super::initiatord::initiatord;
 use super::known::{STATUS_TIME, must_be_known, status};
+use super::root_disk;
 
 /// Time for a program to start and report whether it could serve a mount. Nothing has changed then.
 const CHECK_TIME: Duration = Duration::from_secs(20);
@@ -56,6 +57,7 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     let before = status(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
     // Before any change.
     check_program(program, name).await?;
+    root_disk::must_have(before.pid, program)?;
     let upgrade = Ask::Upgrade { program: program.to_owned() };
     // The process may be replaced before its answer gets out. The process that serves the mount
     // afterwards decides.

@@ -3,12 +3,16 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command as Process, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::{Exit, MountConfig};
-use rblk_operate::mount::flags::{MountArgs, RecoverArgs, Report, StartFailed, VhostArgs};
+use rblk_operate::mount::flags::{
+    MountArgs, OF_ROOT_DISK, RecoverArgs, Report, StartFailed, VhostArgs,
+};
 use rblk_operate::mount::left::{self, LeftMount, Remains};
 use rblk_operate::mount::lock::MountLock;
 use rblk_operate::mount::mount_status::MountStatus;
@@ -21,6 +25,7 @@ use super::came::Came;
 use super::exit_code::exit_of;
 use super::initiatord::{become_daemon, initiatord};
 use super::known::must_be_known;
+use super::root_disk;
 use crate::program::daemon::{ENVIRONMENT, LentDescriptors};
 
 /// Time for a daemon that has reported its failure to end.
@@ -57,7 +62,8 @@ fn start(args: &MountArgs, config: &MountConfig, output: Output) -> anyhow::Resu
         return Err(become_daemon(LentDescriptors::Standard));
     }
     let name = args.mount_name(config)?;
-    let status = start_daemon(&name, std::env::args_os().skip(1))?;
+    let place = args.root_disk.as_deref().map_or(Place::Here, Place::RootOfItsOwn);
+    let status = start_daemon(&name, std::env::args_os().skip(1), place)?;
     output.answer(&status, || status.device.clone())?;
     if output == Output::Table {
         for warning in args.config.as_deref().map(MountConfig::warnings).unwrap_or_default() {
@@ -85,11 +91,21 @@ pub(super) fn vhost(args: &VhostArgs, output: Output) -> anyhow::Result<Exit> {
     start(&args.mount, &config, output)
 }
 
+/// The files of a daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place<'a> {
+    /// Those of this process.
+    Here,
+    /// Those of a directory, for the disk with the root file system.
+    RootOfItsOwn(&'a Path),
+}
+
 /// Starts a daemon for the mount of a name, in the background, and waits until it reports success
 /// or failure.
 fn start_daemon(
     name: &str,
     args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    place: Place<'_>,
 ) -> anyhow::Result<Box<MountStatus>> {
     let path = initiatord()?;
     let log = log_file::path_of(name);
@@ -102,11 +118,14 @@ fn start_daemon(
     let log_file =
         log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
     close_lent_on_exec()?;
-    // In a session of its own, so that a hang-up of this terminal does not reach it. The daemon is
-    // started by exec, not only by fork: RDMA objects do not survive a fork.
+    let mut daemon = Process::new(&path);
+    if let Place::RootOfItsOwn(dir) = place {
+        root_disk::enter(dir)?;
+        daemon.arg0(format!("{OF_ROOT_DISK}rblk-initiatord"));
+    }
+    // The daemon is started by exec, not only by fork: RDMA objects do not survive a fork.
     let (variable, value) = ENVIRONMENT;
-    let mut child = Process::new("setsid")
-        .arg(&path)
+    let mut child = daemon
         .args(args)
         .env(variable, value)
         .stdin(Stdio::null())
@@ -150,7 +169,7 @@ pub(super) fn recover(args: &RecoverArgs, output: Output) -> anyhow::Result<Exit
     }
     let verbose = std::iter::repeat_n("-v", args.verbose.into());
     if let Some(name) = &args.which.name {
-        let status = start_daemon(name, ["recover", name].into_iter().chain(verbose))?;
+        let status = start_daemon(name, ["recover", name].into_iter().chain(verbose), Place::Here)?;
         output.answer(&status, || status.device.clone())?;
         return Ok(Exit::Ok);
     }
@@ -163,7 +182,7 @@ pub(super) fn recover(args: &RecoverArgs, output: Output) -> anyhow::Result<Exit
             continue;
         }
         let flags = ["recover", &name].into_iter().chain(verbose.clone());
-        match start_daemon(&name, flags) {
+        match start_daemon(&name, flags, Place::Here) {
             Ok(status) => {
                 output.text(&status.device)?;
                 came.push(Came { name, outcome: Some(status), error: None });

@@ -268,6 +268,11 @@ fn serve(
     lines: &mut LogLines,
     mount: impl AsyncFnOnce(&mut LogLines, OnReady<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
+    if !foreground {
+        // A hang-up of the terminal does not reach another session. A leader of a process group
+        // cannot leave its session: then a shell has started this program itself.
+        let _ = nix::unistd::setsid();
+    }
     let mut reported = false;
     let (fields, output) = (lines.fields.clone(), lines.output);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

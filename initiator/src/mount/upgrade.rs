@@ -19,6 +19,7 @@ use std::path::Path;
 use nix::unistd::execv;
 
 use super::mounted::Mount;
+use rblk_operate::mount::flags::OF_ROOT_DISK;
 use rblk_operate::mount::lock::MountLock;
 use rblk_operate::mount::mount_ask::Response;
 
@@ -56,7 +57,8 @@ fn exec(program: &Path, lock: &MountLock) -> std::io::Error {
     if let Err(error) = rblk_runtime::close_lent_on_exec().and_then(|()| lock.keep_over_exec()) {
         return error;
     }
-    let words = ["rblk-initiatord", "recover", lock.name(), "--foreground", "--lock-on-stdin"];
+    let name = own_name();
+    let words = [&*name, "recover", lock.name(), "--foreground", "--lock-on-stdin"];
     let program = CString::new(program.as_os_str().as_bytes());
     let words: Result<Vec<CString>, _> = words.into_iter().map(CString::new).collect();
     match (program, words) {
@@ -67,4 +69,12 @@ fn exec(program: &Path, lock: &MountLock) -> std::io::Error {
         },
         _ => std::io::ErrorKind::InvalidInput.into(),
     }
+}
+
+/// The name of this process, for the program that takes it over: that of the disk with the root
+/// file system keeps its mark.
+fn own_name() -> String {
+    let first = std::env::args_os().next().unwrap_or_default();
+    let mark = first.to_string_lossy().chars().next().filter(|first| *first == OF_ROOT_DISK);
+    mark.into_iter().collect::<String>() + "rblk-initiatord"
 }

@@ -87,6 +87,8 @@ const EVERYTHING: [&str; 2] = ["--workspace", "--all-targets"];
 
 /// How the names of tests begin that need root.
 const AS_ROOT: &str = "as_root_";
+/// How the names of tests begin that need root and minutes, and run with `--long` only.
+const LONG_ONLY: &str = "long_only_";
 /// The test program of the deliberate faults, which is a step of its own.
 const FAULTS: &str = "mutations";
 
@@ -234,6 +236,9 @@ impl Run<'_> {
             let _ = steps.run_with(Kind::Run, "fuzzing", built, |built| {
                 fuzz::search(&self.workspace, &built.program(fuzz::CORPUS), long).map(Work::Done)
             });
+            let _ = steps.run_with(Kind::Run, "tests that take minutes", built, |built| {
+                self.ignored_tests(built, &[LONG_ONLY.to_owned()])
+            });
         }
         let counted = steps.run(Kind::Build, "programs that are counted", || {
             let words = ["-p", "rblk-bench", "--bin", "rblk-bench"];
@@ -349,22 +354,29 @@ impl Run<'_> {
     /// The tests that are ignored elsewhere as they need root: one program at a time, because they
     /// change what the whole machine has.
     fn root_tests(&self, built: &Artifacts) -> Result<Work> {
-        if !host::is_root() {
-            return Ok(Work::Skipped("this user is not root".to_owned()));
-        }
         let is_as_root = |filter: &&String| filter.contains(AS_ROOT);
         let mut filters: Vec<String> =
             self.args.filters.iter().filter(is_as_root).cloned().collect();
         if filters.is_empty() {
             filters.push(AS_ROOT.to_owned());
         }
+        self.ignored_tests(built, &filters)
+    }
+
+    /// The tests that are ignored elsewhere and whose names contain one of these: one program at a
+    /// time.
+    fn ignored_tests(&self, built: &Artifacts, filters: &[String]) -> Result<Work> {
+        if !host::is_root() {
+            return Ok(Work::Skipped("this user is not root".to_owned()));
+        }
+        let is_taken = |name: &String| filters.iter().any(|filter| name.contains(filter.as_str()));
         let mut tests = Vec::new();
         for test in built.tests() {
-            if suite::names(&test.path)?.iter().any(|name| name.contains(AS_ROOT)) {
+            if suite::names(&test.path)?.iter().any(is_taken) {
                 tests.push(test);
             }
         }
-        self.runner(built, &["--ignored"], &filters).in_turn(&tests)?;
+        self.runner(built, &["--ignored"], filters).in_turn(&tests)?;
         Ok(Work::Done(()))
     }
 

@@ -297,6 +297,11 @@ pub struct MountArgs {
     /// that was mended and kept its number. Not possible in a file.
     #[arg(long)]
     pub any_kernel: bool,
+    /// For the disk with the root file system of this host, in an initramfs: the process has this
+    /// mount point as its root, and systemd does not end it at shutdown. The programs are there
+    /// under the same paths as here.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "foreground")]
+    pub root_disk: Option<PathBuf>,
     /// The keys of the configuration.
     #[command(flatten)]
     pub keys: ConfigFlags<MountFlagSet>,
@@ -317,6 +322,7 @@ pub struct MountArgs {
     mut_arg("any_kernel", |arg| arg.hide(true)),
     mut_arg("device_id", |arg| arg.hide(true)),
     mut_arg("shared_memory", |arg| arg.hide(true)),
+    mut_arg("root_disk", |arg| arg.hide(true)),
     mut_arg("digest", |arg| arg.hide(true)),
 )]
 pub struct VhostArgs {
@@ -402,6 +408,11 @@ impl MountArgs {
         Ok(name)
     }
 }
+
+/// The first character of the name of a process that serves the disk with the root file system.
+/// systemd does not kill such a process at shutdown, nor when the root file system becomes `/`
+/// (<https://systemd.io/ROOT_STORAGE_DAEMONS/>).
+pub const OF_ROOT_DISK: char = '@';
 
 /// The output of `recover --check`, followed by the program's version, for a mount that the program
 /// could recover.
