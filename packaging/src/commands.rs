@@ -3,7 +3,7 @@
 use clap::Command;
 use clap_mangen::Man;
 use rblk_config::Exit;
-use roff::{Roff, bold, roman};
+use roff::{Roff, bold, italic, roman};
 
 use crate::page::{self, MANUAL};
 
@@ -51,8 +51,8 @@ fn text(command: &Command, name: &str, above: Option<&str>) -> anyhow::Result<St
     let mut head = Roff::new();
     head.control("SH", ["NAME"]);
     head.text([roman(format!("{name} - {}", about(command)))]);
+    synopsis(&mut head, command);
     head.to_writer(&mut bytes)?;
-    man.render_synopsis_section(&mut bytes)?;
     man.render_description_section(&mut bytes)?;
     if command.get_arguments().any(|argument| !argument.is_hide_set()) {
         man.render_options_section(&mut bytes)?;
@@ -71,6 +71,25 @@ fn text(command: &Command, name: &str, above: Option<&str>) -> anyhow::Result<St
     page::see_also(&mut rest, &related(command, name, above));
     rest.to_writer(&mut bytes)?;
     Ok(String::from_utf8(bytes)?)
+}
+
+/// The words of the command. Its options have a section of their own: some commands have fifty.
+fn synopsis(page: &mut Roff, command: &Command) {
+    page.control("SH", ["SYNOPSIS"]);
+    let mut line = vec![bold(command.get_bin_name().unwrap_or_else(|| command.get_name()))];
+    if command.get_opts().any(|option| !option.is_hide_set()) {
+        line.push(roman(" [OPTIONS]"));
+    }
+    for argument in command.get_positionals().filter(|argument| !argument.is_hide_set()) {
+        let (left, right) = if argument.is_required_set() { ("", "") } else { ("[", "]") };
+        let names = argument.get_value_names().unwrap_or_default();
+        let name = names.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        line.extend([roman(format!(" {left}")), italic(name), roman(right)]);
+    }
+    if command.has_subcommands() {
+        line.extend([roman(" "), italic("COMMAND")]);
+    }
+    page.text(line);
 }
 
 /// The first sentence, without its end: it stands behind the name of the page.

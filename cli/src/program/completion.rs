@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use clap::Command;
+use clap::{Arg, Command};
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate};
 
@@ -32,9 +32,7 @@ pub(crate) fn answer_shell(command: impl Fn() -> Command) -> Option<ExitCode> {
 /// The command with values for an argument of a command below it. `path`: the words of that command.
 pub(crate) fn with_names(command: Command, path: &[&str], argument: &str, names: Names) -> Command {
     let candidates = move || names().into_iter().map(CompletionCandidate::new).collect::<Vec<_>>();
-    at(command, path, |found| {
-        found.mut_arg(argument.to_owned(), |arg| arg.add(ArgValueCandidates::new(candidates)))
-    })
+    at(command, path, argument, move |arg| arg.add(ArgValueCandidates::new(candidates)))
 }
 
 /// As [`with_names`], with an argument whose values follow from its first characters.
@@ -44,12 +42,18 @@ pub(crate) fn with_completer(
     argument: &str,
     completer: ArgValueCompleter,
 ) -> Command {
-    at(command, path, |found| found.mut_arg(argument.to_owned(), |arg| arg.add(completer)))
+    at(command, path, argument, |arg| arg.add(completer))
 }
 
-fn at(command: Command, path: &[&str], change: impl FnOnce(Command) -> Command) -> Command {
-    match path.split_first() {
-        None => change(command),
-        Some((first, rest)) => command.mut_subcommand(*first, |below| at(below, rest, change)),
-    }
+fn at(command: Command, path: &[&str], argument: &str, change: impl FnOnce(Arg) -> Arg) -> Command {
+    let Some((first, rest)) = path.split_first() else {
+        debug_assert!(command.get_arguments().any(|arg| arg.get_id() == argument), "{argument}");
+        // Not `mut_arg`, which makes the argument the last one.
+        let mut change = Some(change);
+        return command.mut_args(|arg| match change.take_if(|_| arg.get_id() == argument) {
+            Some(change) => change(arg),
+            None => arg,
+        });
+    };
+    command.mut_subcommand(*first, |below| at(below, rest, argument, change))
 }
