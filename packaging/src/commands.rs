@@ -18,6 +18,9 @@ pub(crate) fn pages(program: Command) -> anyhow::Result<Vec<(String, String)>> {
     program.build();
     let mut pages = Vec::new();
     add(&program, None, &mut pages)?;
+    // Its daemon has the same command line.
+    let name = program.get_name();
+    pages.push((format!("{name}d.{SECTION}"), format!(".so man{SECTION}/{name}.{SECTION}\n")));
     Ok(pages)
 }
 

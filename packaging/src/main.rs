@@ -77,7 +77,10 @@ mod tests {
         }
         assert!(!names.iter().any(|name| name.contains("help")), "{names:?}");
         write(directory.path(), pages.clone()).unwrap();
-        for (name, _) in pages {
+        for (name, text) in pages {
+            if text.starts_with(".so ") {
+                continue;
+            }
             let path = directory.path().join(&name);
             let mut groff = Command::new("groff");
             groff.args(["-man", "-Tutf8", "-ww", "-z", "-rLL=78n", "-Wmac"]).arg(&path);

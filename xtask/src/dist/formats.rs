@@ -128,7 +128,8 @@ fn deb(package: &Package, tree: &Tree, checkout: &Checkout) -> Result<Table> {
 fn rpm(package: &Package, tree: &Tree, checkout: &Checkout) -> Result<Table> {
     let mut rpm = Table::new();
     let mut set = |key: &str, value: Value| drop(rpm.insert(key.to_owned(), value));
-    set("summary", package.summary.as_str().into());
+    let (first, rest) = package.summary.split_at(1);
+    set("summary", format!("{}{rest}", first.to_uppercase()).into());
     set("description", package.description.trim_end().into());
     set("release", REVISION.into());
     set("vendor", "rblk".into());
@@ -153,7 +154,8 @@ fn rpm(package: &Package, tree: &Tree, checkout: &Checkout) -> Result<Table> {
         asset.insert("source".to_owned(), path(&tree.root().join(file))?);
         asset.insert("dest".to_owned(), path(&Path::new("/").join(file))?);
         asset.insert("mode".to_owned(), format!("{:o}", tree.mode(file)?).into());
-        asset.insert("doc".to_owned(), file.starts_with("usr/share/doc").into());
+        let is_doc = file.starts_with("usr/share/doc") || file.starts_with("usr/share/man");
+        asset.insert("doc".to_owned(), is_doc.into());
         assets.push(Value::from(asset));
     }
     set("assets", Value::Array(assets));

@@ -83,8 +83,11 @@ impl Tree {
     /// Copies one file.
     fn put(&mut self, source: &Path, to: &Path, entry: &Entry, layout: Layout) -> Result<()> {
         let executable = fs::metadata(source)?.permissions().mode() & 0o100 != 0;
-        let mode =
-            if executable && !to.extension().is_some_and(|end| end == "1") { 0o755 } else { 0o644 };
+        let name = to.file_name().unwrap_or_default().to_string_lossy();
+        let is_library = name.ends_with(".so") || name.contains(".so.");
+        // rpm looks for the libraries that a library needs only if it is executable.
+        let executable = executable && (!is_library || layout == Layout::Rpm);
+        let mode = if executable { 0o755 } else { 0o644 };
         let mut bytes =
             fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
         if entry.of_root {
