@@ -1,8 +1,8 @@
 //! [`all`]: completions for bash, zsh and fish.
 //!
 //! Each is a few lines that run the program itself with the words so far (`clap_complete`'s dynamic
-//! engine). So one piece of Rust, `completion.rs` of `rblk-cli`, knows the names of mounts, volumes,
-//! hosts and sessions for every shell. Scripts without it would need a function in each shell's
+//! engine). So one piece of Rust, `completion.rs` of `rblk-cli`, knows the names of mounts,
+//! volumes, hosts and sessions for every shell. Scripts without it would need a function in each shell's
 //! language, put into generated text. The lines and the program have to be of one version of
 //! `clap_complete`: they are in one package.
 

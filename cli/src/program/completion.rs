@@ -29,7 +29,7 @@ pub(crate) fn answer_shell(command: impl Fn() -> Command) -> Option<ExitCode> {
     }
 }
 
-/// The command with values for an argument of a command below it. `path`: the words of that command.
+/// The command with values for an argument of a command below it. `path`: the words of that one.
 pub(crate) fn with_names(command: Command, path: &[&str], argument: &str, names: Names) -> Command {
     let candidates = move || names().into_iter().map(CompletionCandidate::new).collect::<Vec<_>>();
     at(command, path, argument, move |arg| arg.add(ArgValueCandidates::new(candidates)))

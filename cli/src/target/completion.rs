@@ -1,5 +1,5 @@
-//! [`command`]: the command line of `rblk-target` with the names of volumes, hosts and sessions, for
-//! the completions of shells.
+//! [`command`]: the command line of `rblk-target` with the names of volumes, hosts and sessions,
+//! for the completions of shells.
 
 use std::path::Path;
 use std::time::Duration;

@@ -15,8 +15,8 @@ use crate::process;
 /// Limit on the compression.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Writes it: sorted names, one owner and one time. The units and examples in it name `/usr/bin`, so
-/// it is unpacked at `/`, without its first directory.
+/// Writes it: sorted names, one owner and one time. The units and examples in it name `/usr/bin`,
+/// so it is unpacked at `/`, without its first directory.
 pub(crate) fn write(tree: &Tree, checkout: &Checkout, out: &Path) -> Result<()> {
     let name = format!("rblk-{}-{}", checkout.version, machine()?.0);
     let archive = out.join(format!("{name}.tar"));

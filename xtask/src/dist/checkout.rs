@@ -1,4 +1,4 @@
-//! [`Checkout`]: a clean copy of the commit that is checked out.
+//! [`Commit`]: the commit that is checked out. [`Checkout`]: a clean copy of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,14 @@ use crate::workspace::Workspace;
 /// Limit on a command of git.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 
+/// A commit of a repository. It stays the same while a run builds it twice.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    repository: PathBuf,
+    name: String,
+    time: u64,
+}
+
 /// A copy of a commit, without what is not committed.
 #[derive(Debug)]
 pub(crate) struct Checkout {
@@ -25,18 +33,26 @@ pub(crate) struct Checkout {
     pub(crate) time: u64,
 }
 
-impl Checkout {
-    /// Copies the commit of a workspace. What an earlier run built there stays.
-    pub(crate) fn make(workspace: &Workspace, root: &Path) -> Result<Self> {
-        let git = |words: &[&str]| {
-            let mut command = Command::new("git");
-            command.arg("-C").arg(&workspace.root).args(words);
-            process::output(&mut command, LIMIT)
-        };
-        let time = git(&["log", "-1", "--format=%ct"])?.trim().parse()?;
-        for line in git(&["status", "--porcelain"])?.lines() {
+impl Commit {
+    /// The one that is checked out. Names the changes that are not committed.
+    pub(crate) fn of(workspace: &Workspace) -> Result<Self> {
+        let repository = workspace.root.clone();
+        let name = git(&repository, &["rev-parse", "HEAD"])?.trim().to_owned();
+        let time = git(&repository, &["log", "-1", "--format=%ct", &name])?.trim().parse()?;
+        for line in git(&repository, &["status", "--porcelain"])?.lines() {
             eprintln!("dist: not in the packages, as it is not committed: {line}");
         }
+        Ok(Self { repository, name, time })
+    }
+}
+
+fn git(repository: &Path, words: &[&str]) -> Result<String> {
+    process::output(Command::new("git").arg("-C").arg(repository).args(words), LIMIT)
+}
+
+impl Checkout {
+    /// Copies a commit. What an earlier run built there stays.
+    pub(crate) fn make(commit: &Commit, root: &Path) -> Result<Self> {
         let kept = root.with_extension("build");
         let built = root.join(".build");
         if built.exists() {
@@ -48,12 +64,12 @@ impl Checkout {
         }
         let archive = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
         let name = archive.path().to_str().context("a temporary file with a strange name")?;
-        git(&["archive", "--format=tar", "-o", name, "HEAD"])?;
+        git(&commit.repository, &["archive", "--format=tar", "-o", name, &commit.name])?;
         let mut tar = Command::new("tar");
         tar.arg("-xf").arg(archive.path()).arg("-C").arg(root);
         process::output(&mut tar, LIMIT)?;
         let version = version(&fs::read_to_string(root.join("Cargo.toml"))?)?;
-        Ok(Self { root: root.to_owned(), version, time })
+        Ok(Self { root: root.to_owned(), version, time: commit.time })
     }
 
     /// The copy as a workspace, which cargo builds into `.build` of the copy.

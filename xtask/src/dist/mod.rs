@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: packages for Debian and for systems with rpm, an archive, a bill of materials
-//! and checksums, of the commit that is checked out.
+//! `cargo xtask dist`: packages for Debian and for systems with rpm, an archive, a bill of
+//! materials and checksums, of the commit that is checked out.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -38,7 +38,7 @@ use clap::Args;
 
 use crate::workspace::Workspace;
 use build::Build;
-use checkout::Checkout;
+use checkout::{Checkout, Commit};
 use sums::Sums;
 use table::{Layout, Table};
 use tools::Tools;
@@ -72,23 +72,25 @@ impl DistArgs {
     pub(crate) fn run(&self) -> Result<i32> {
         let workspace = Workspace::find()?;
         let tools = Tools::ensure(self.lint)?;
+        let commit = Commit::of(&workspace)?;
         let out = match &self.out {
             Some(out) => std::path::absolute(out)?,
             None => workspace.target.join("dist"),
         };
         let scratch = workspace.target.join("dist-build");
-        let sums = packages(&workspace, &scratch.join("first"), &out, &tools)?;
+        let first = scratch.join("first");
+        let sums = packages(&commit, &first, &out, &tools)?;
         println!("{}", sums.text().trim_end());
         let mut code = 0;
         if self.twice {
             let place = scratch.join("second/at/another/path");
-            let second = packages(&workspace, &place, &place.join("dist"), &tools)?;
+            let second = packages(&commit, &place, &place.join("dist"), &tools)?;
             let differ = sums.differences(&second);
             for line in &differ {
                 println!("{line}");
             }
             let verdict = if differ.is_empty() { "the same bytes" } else { "they differ" };
-            println!("two builds, at {} and {}: {verdict}", scratch.display(), place.display());
+            println!("two builds, in {} and {}: {verdict}", first.display(), place.display());
             code = i32::from(!differ.is_empty());
         }
         if self.lint {
@@ -100,8 +102,8 @@ impl DistArgs {
 }
 
 /// Makes everything in a copy of the commit at `place`, and leaves it in `out`.
-fn packages(workspace: &Workspace, place: &Path, out: &Path, tools: &Tools) -> Result<Sums> {
-    let checkout = Checkout::make(workspace, &place.join("rblk"))?;
+fn packages(commit: &Commit, place: &Path, out: &Path, tools: &Tools) -> Result<Sums> {
+    let checkout = Checkout::make(commit, &place.join("rblk"))?;
     let build = Build::run(&checkout, &place.join("built"))?;
     let table = Table::read(&checkout.root.join("packaging/packages.toml"))?;
     remake(out)?;
@@ -144,7 +146,7 @@ fn remake(directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))
 }
 
-/// The name of this machine's kind, as Rust, Debian and rpm say it; and the name of the directory of
+/// The kind of this machine, as rpm and as Debian name it; and the name of the directory of
 /// libraries on Debian.
 fn machine() -> Result<(&'static str, &'static str, &'static str)> {
     match std::env::consts::ARCH {
