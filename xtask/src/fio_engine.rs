@@ -60,6 +60,12 @@ impl FioEngineArgs {
     /// Builds it.
     pub(crate) fn run(&self) -> Result<i32> {
         let workspace = Workspace::find()?;
+        println!("{}", self.build_in(&workspace)?.display());
+        Ok(0)
+    }
+
+    /// Builds it in a workspace; gives its path.
+    pub(crate) fn build_in(&self, workspace: &Workspace) -> Result<PathBuf> {
         let source = match &self.fio_source {
             Some(directory) => directory.clone(),
             None => fetched()?,
@@ -70,18 +76,22 @@ impl FioEngineArgs {
         }
         let archive = match &self.archive {
             Some(archive) => archive.clone(),
-            None => self.build.archive(&workspace)?,
+            None => self.build.archive(workspace)?,
         };
         let out = self.out.clone().unwrap_or_else(|| workspace.target.join("librblk_fio.so"));
         let directory = workspace.root.join("bench/fio");
         let mut command = library::link(&out, &directory.join("engine.map"));
         command.args(["-O2", "-g", "-fPIC", "-Wall", "-D_GNU_SOURCE", "-include"]).arg(&configured);
         command.arg("-isystem").arg(&source);
-        command.arg("-I").arg(library::directory(&workspace).join("include"));
+        command.arg("-I").arg(library::directory(workspace).join("include"));
         command.arg(directory.join("engine.c")).arg(&archive).args(self.build.libraries());
+        // No path of this machine, so that two builds are equal.
+        let here = std::env::current_dir()?;
+        for (from, to) in [(&source, "fio"), (&workspace.root, "rblk"), (&here, ".")] {
+            command.arg(format!("-ffile-prefix-map={}={to}", from.display()));
+        }
         library::run(&mut command)?;
-        println!("{}", out.display());
-        Ok(0)
+        Ok(out)
     }
 }
 

@@ -97,11 +97,22 @@ impl Build {
 }
 
 impl LibraryArgs {
+    /// In a directory, for programs on a machine where the directory is at `prefix`.
+    pub(crate) fn of_built(out: PathBuf, prefix: &str) -> Self {
+        Self { out, prefix: Some(PathBuf::from(prefix)), build: Build::with("release") }
+    }
+
     /// Builds it.
     pub(crate) fn run(&self) -> Result<i32> {
         let workspace = Workspace::find()?;
-        let source = directory(&workspace);
         let archive = self.build.archive(&workspace)?;
+        println!("{}", self.build_in(&workspace, &archive)?.display());
+        Ok(0)
+    }
+
+    /// Builds it of an archive that cargo built in a workspace; gives its directory.
+    pub(crate) fn build_in(&self, workspace: &Workspace, archive: &Path) -> Result<PathBuf> {
+        let source = directory(workspace);
         for part in ["include", "lib/pkgconfig"] {
             let path = self.out.join(part);
             fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -109,9 +120,9 @@ impl LibraryArgs {
         let out = self.out.canonicalize()?;
         let lib = out.join("lib");
         copy(&source.join("include/rblk.h"), &out.join("include/rblk.h"))?;
-        copy(&archive, &lib.join("librblk.a"))?;
+        copy(archive, &lib.join("librblk.a"))?;
         let mut command = link(&lib.join(SONAME), &source.join("rblk.map"));
-        command.arg(format!("-Wl,-soname,{SONAME}")).arg("-Wl,--whole-archive").arg(&archive);
+        command.arg(format!("-Wl,-soname,{SONAME}")).arg("-Wl,--whole-archive").arg(archive);
         command.arg("-Wl,--no-whole-archive").args(self.build.libraries());
         run(&mut command)?;
         let name = lib.join("librblk.so");
@@ -122,8 +133,7 @@ impl LibraryArgs {
         let template = fs::read_to_string(source.join("rblk.pc.in")).context("rblk.pc.in")?;
         let text = pkg_config(&template, prefix, &self.build.libraries());
         fs::write(lib.join("pkgconfig/rblk.pc"), text).context("cannot write rblk.pc")?;
-        println!("{}", out.display());
-        Ok(0)
+        Ok(out)
     }
 }
 

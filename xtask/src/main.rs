@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 mod artifacts;
 mod bench;
 mod demo;
+mod dist;
 mod fio_engine;
 mod lab;
 mod library;
@@ -48,6 +49,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Library(library::LibraryArgs),
     FioEngine(fio_engine::FioEngineArgs),
+    Dist(dist::DistArgs),
 }
 
 /// Run a command as root inside a stock Debian kernel that has RDMA and ublk
@@ -151,6 +153,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => (args.run(), 1),
         Command::Library(args) => (args.run(), 1),
         Command::FioEngine(args) => (args.run(), 1),
+        Command::Dist(args) => (args.run(), 1),
     };
     match outcome {
         // A status is one byte; anything else would be a bug in the guest's script.

@@ -30,6 +30,7 @@ pub(crate) const TEST: &[Package] = &[
         why: "compiles libFuzzer, for `cargo xtask test --long`, and the header of librblk",
     },
     Package { name: "fio", why: "verifies a volume through the engine of fio" },
+    Package { name: "groff-base", why: "shows the man pages, and says what is wrong with them" },
     Package { name: "binutils", why: "nm and readelf show what librblk exports" },
     Package { name: "mmdebstrap", why: "a host that boots from a volume, for --long" },
 ];

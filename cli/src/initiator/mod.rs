@@ -2,6 +2,7 @@
 //! directory, serves mounts and opens disks, notes and connections.
 
 mod came;
+mod completion;
 mod exit_code;
 
 mod initiatord;
@@ -28,8 +29,10 @@ use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::not_there::NotMounted;
 use rblk_operate::mount::run_dir::{must_be_readable, names};
 
+use crate::program::completion::answer_shell;
 use crate::program::daemon::LentDescriptors;
 use crate::program::{command_line, key};
+pub use completion::command;
 use exit_code::exit_of;
 use initiatord::become_daemon;
 use known::{KnownMounts, all_mounts, dead_mounts, must_be_known, status, users};
@@ -46,6 +49,9 @@ Then give the key that `rblk-target key show` prints there to this host:
 /// Carries out the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(code) = answer_shell(command) {
+        return code;
+    }
     let parse = || Cli::of_process().map(|cli| (cli.command, cli.output));
     command_line::carry_out(PROGRAM, parse, carry_out, exit_of)
 }

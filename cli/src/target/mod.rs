@@ -1,5 +1,6 @@
 //! The commands of `rblk-target`.
 
+mod completion;
 mod drain;
 mod event_lines;
 mod host;
@@ -23,9 +24,11 @@ use rblk_operate::target::flags::{Cli, Command, KeyCommand, exit_of_cause};
 use rblk_operate::target::left_open;
 use rblk_operate::{Output, exit_of};
 
+use crate::program::completion::answer_shell;
 use crate::program::daemon::{LentDescriptors, become_daemon};
 use crate::program::top::RATES_TIME;
 use crate::program::{command_line, key};
+pub use completion::command;
 use running::status_in;
 
 const PROGRAM: &str = "rblk-target";
@@ -39,6 +42,9 @@ or target_keys = [\"KEY\"] in the file of the mount. Then let each host in, by t
 /// Carries out the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(code) = answer_shell(command) {
+        return code;
+    }
     let parse = || Cli::of_process().map(|cli| (cli.command, cli.output));
     command_line::carry_out(PROGRAM, parse, carry_out, |error| exit_of(error, exit_of_cause))
 }
