@@ -47,7 +47,8 @@ const OF_TARGET: [(&str, &str); 21] = [
 ];
 
 fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("units").join(name)
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    packaging.join(if name.contains(".rules") { "udev" } else { "system" }).join(name)
 }
 
 /// The values of a key of a unit, in order.
