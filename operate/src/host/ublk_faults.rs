@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn releases_of_kernel_org_have_the_faults_of_their_range() {
         use Certainty::{Certain, Possible};
-        use Effect::{Crash, NoStart, Stuck};
+        use Effect::{Crash, Stuck};
         for release in ["6.18.4-arch1-1", "6.18.5+deb13-amd64", "6.18.5-200.fc43.x86_64"] {
             let expected = [(Certain, Crash, good("6.18.6")), (Possible, Stuck, good("6.18.6"))];
             assert_eq!(of(release, false), expected, "{release}");
