@@ -21,7 +21,11 @@ pub(crate) fn judge(exceptions: &Path, directory: &Path) -> Result<i32> {
     lintian.args(["--no-cfg", "--allow-root", "--fail-on", "error,warning,info"]);
     lintian.args(["--display-info", "--tag-display-limit", "0"]).args(files(directory, "deb")?);
     let mut rpmlint = Command::new("rpmlint");
-    rpmlint.arg("--config").arg(exceptions.join("rpmlint.toml")).args(files(directory, "rpm")?);
+    rpmlint
+        .arg("--strict")
+        .arg("--config")
+        .arg(exceptions.join("rpmlint.toml"))
+        .args(files(directory, "rpm")?);
     let mut worst = 0;
     for command in [&mut lintian, &mut rpmlint] {
         let name = command.get_program().to_string_lossy().into_owned();
