@@ -1,15 +1,15 @@
 //! [`all`]: completions for bash, zsh and fish.
 //!
 //! Each is a few lines that run the program itself with the words so far (`clap_complete`'s dynamic
-//! engine). So one piece of Rust, `completion.rs` of `rblk-cli`, knows the names of mounts,
-//! volumes, hosts and sessions for every shell. Scripts without it would need a function in each shell's
-//! language, put into generated text. The lines and the program have to be of one version of
+//! engine). So one piece of Rust, `shell_answers.rs` of `rblk-cli`, knows the names of
+//! mounts, volumes, hosts and sessions for every shell. Scripts without it would need a function in
+//! the language of each shell, put into generated text. The lines and the program have to be of one version of
 //! `clap_complete`: they are in one package.
 
 use std::io;
 
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
-use rblk_cli::program::completion::COMPLETION_VARIABLE;
+use rblk_cli::program::shell_answers::COMPLETION_VARIABLE;
 
 /// The programs that people run.
 const PROGRAMS: [&str; 2] = ["rblk-target", "rblk-initiator"];

@@ -2,8 +2,8 @@
 //! directory, serves mounts and opens disks, notes and connections.
 
 mod came;
-mod completion;
 mod exit_code;
+mod mount_names;
 
 mod initiatord;
 mod known;
@@ -29,13 +29,13 @@ use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::not_there::NotMounted;
 use rblk_operate::mount::run_dir::{must_be_readable, names};
 
-use crate::program::completion::answer_shell;
 use crate::program::daemon::LentDescriptors;
+use crate::program::shell_answers::answer_shell;
 use crate::program::{command_line, key};
-pub use completion::command;
 use exit_code::exit_of;
 use initiatord::become_daemon;
 use known::{KnownMounts, all_mounts, dead_mounts, must_be_known, status, users};
+pub use mount_names::command;
 use silent::Silent;
 
 const PROGRAM: &str = "rblk-initiator";

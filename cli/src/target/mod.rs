@@ -1,6 +1,5 @@
 //! The commands of `rblk-target`.
 
-mod completion;
 mod drain;
 mod event_lines;
 mod host;
@@ -11,6 +10,7 @@ mod table;
 mod target_top;
 mod trace;
 mod upgrade;
+mod volume_names;
 mod volumes;
 
 use std::path::Path;
@@ -24,12 +24,12 @@ use rblk_operate::target::flags::{Cli, Command, KeyCommand, exit_of_cause};
 use rblk_operate::target::left_open;
 use rblk_operate::{Output, exit_of};
 
-use crate::program::completion::answer_shell;
 use crate::program::daemon::{LentDescriptors, become_daemon};
+use crate::program::shell_answers::answer_shell;
 use crate::program::top::RATES_TIME;
 use crate::program::{command_line, key};
-pub use completion::command;
 use running::status_in;
+pub use volume_names::command;
 
 const PROGRAM: &str = "rblk-target";
 

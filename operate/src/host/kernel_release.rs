@@ -16,8 +16,8 @@ impl KernelVersion {
 /// How a kernel counts the fixes within its series.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Fixes {
-    /// As kernel.org does: the kernel has the fixes of that release of the series, and of all before
-    /// it. A release candidate has none.
+    /// As kernel.org does: the kernel has the fixes of that release of the series, and of all
+    /// before it. A release candidate has none.
     Upstream(u32),
     /// By a number of the distribution (RHEL, Ubuntu), with fixes that the distribution chose.
     Build {
@@ -43,8 +43,8 @@ impl KernelRelease {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let series = KernelVersion::parse(text)?;
-        let behind = text.splitn(3, '.').nth(1)?.trim_start_matches(|c: char| c.is_ascii_digit());
-        let rest = text.splitn(3, '.').nth(2).filter(|_| behind.is_empty()).unwrap_or("0");
+        let behind = text.split('.').nth(1)?.trim_start_matches(|c: char| c.is_ascii_digit());
+        let rest = text.split('.').nth(2).filter(|_| behind.is_empty()).unwrap_or("0");
         let (patch, rest) = number(rest).unwrap_or((0, ""));
         let own = rest.strip_prefix('-').and_then(number).filter(|_| patch == 0);
         let fixes = match own {

@@ -37,8 +37,8 @@ fi
 shift
 exec "$@""#;
 
-/// Mounts and unmounts, as process 1 of a pid namespace: the program, the name of the mount, and the
-/// words of the mount.
+/// Mounts and unmounts, as process 1 of a pid namespace: the program, the name of the mount, and
+/// the words of the mount.
 const IN_NAMESPACE: &str = r#"
 program=$1
 name=$2
@@ -120,8 +120,8 @@ impl MountFlags {
 }
 
 impl MountFlags {
-    /// Runs `rblk-initiator mount` in a pid namespace of its own, and then `umount`. Returns how the
-    /// first one that failed ended.
+    /// Runs `rblk-initiator mount` in a pid namespace of its own, and then `umount`. Returns how
+    /// the first one that failed ended.
     ///
     /// # Panics
     /// The commands do not end.

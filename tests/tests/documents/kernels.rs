@@ -1,5 +1,5 @@
-//! docs/install.md has the faults of ublk that the programs know, and says of each kernel of the lab
-//! what `doctor` says there. The lab has tried those kernels (`tests/tests/lab/kernels.rs`).
+//! docs/install.md has the faults of ublk that the programs know, and the verdict of `doctor` for
+//! each kernel that the lab has tried (`tests/tests/lab/kernels.rs`).
 
 use rblk_operate::ublk_faults::{Certainty, judge, known};
 

@@ -1,4 +1,4 @@
-//! The table of kernels in docs/install.md: what a mount does on this kernel, and what `doctor` says.
+//! The table of kernels in docs/install.md: a mount on this kernel, and the verdict of `doctor`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

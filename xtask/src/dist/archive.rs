@@ -1,4 +1,4 @@
-//! [`write`]: the files of all packages in one archive, for systems with neither dpkg nor rpm.
+//! [`write()`]: the files of all packages in one archive, for systems with neither dpkg nor rpm.
 
 use std::fs::{self, File};
 use std::path::Path;

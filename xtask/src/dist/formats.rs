@@ -1,4 +1,4 @@
-//! [`write`]: the .deb and the .rpm of a tree, by cargo-deb and cargo-generate-rpm.
+//! [`write()`]: the .deb and the .rpm of a tree, by cargo-deb and cargo-generate-rpm.
 //!
 //! Both read the manifest of a crate. The manifest here is made of the table and the tree, so that
 //! both packages have the same files, and the workspace's manifests know nothing of packages.

@@ -111,9 +111,9 @@ const SUITES: [&str; 6] =
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TestArgs {
-    /// Run tests that can use it longer (RBLK_LONG=N), run all tests of the lab on 7.2 and 6.12, and
-    /// those whose names begin with `kernel_` on a kernel of each series that Debian's backports
-    /// have, and fuzz for N times five minutes; without a number N is 1
+    /// Run tests that can use it longer (RBLK_LONG=N), run all tests of the lab on 7.2 and 6.12,
+    /// and those whose names begin with `kernel_` on a kernel of each series of Debian's backports,
+    /// and fuzz for N times five minutes; without a number N is 1
     #[arg(
         long,
         value_name = "N",
@@ -263,10 +263,10 @@ impl Run<'_> {
         for (kernel, part) in self.kernels() {
             let title = format!("the lab, Linux {kernel}");
             let _ = steps.run_with(Kind::Run, &title, built, |built| {
-                if LONG_KERNELS.contains(&kernel) || BAD_KERNELS.contains(&kernel) {
-                    if let Some(why) = lab::absence(kernel)? {
-                        return Ok(Work::Skipped(why));
-                    }
+                if (LONG_KERNELS.contains(&kernel) || BAD_KERNELS.contains(&kernel))
+                    && let Some(why) = lab::absence(kernel)?
+                {
+                    return Ok(Work::Skipped(why));
                 }
                 self.lab_tests(built, kernel, part)
             });

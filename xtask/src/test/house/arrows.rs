@@ -10,7 +10,7 @@ use crate::process;
 use crate::workspace::Workspace;
 
 /// Each crate, and those that it may use. Crates that are not in the workspace are passed over.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("crc32c", &[]),
     ("protocol", &["crc32c"]),
     ("runtime", &["protocol"]),
@@ -22,6 +22,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("client", &["config", "fabric", "initiator", "protocol", "runtime"]),
     ("capi", &["client"]),
     ("cli", &["config", "operate", "protocol", "runtime"]),
+    ("packaging", &["cli", "config", "operate"]),
     ("rig", &["fabric", "initiator", "operate", "protocol", "runtime", "target"]),
     (
         "bench",

@@ -12,7 +12,7 @@ use clap_complete::engine::{
 use rblk_operate::mount::flags::Cli;
 use rblk_operate::mount::run_dir;
 
-use crate::program::completion::{with_completer, with_names};
+use crate::program::shell_answers::{with_completer, with_names};
 
 /// The directory of the files of mounts.
 const MOUNTS_DIR: &str = "/etc/rblk/mounts.d";

@@ -11,7 +11,7 @@ use rblk_operate::target::client::ask;
 use rblk_operate::target::flags::{CONFIG, CONTROL_SOCKET, Cli};
 use rblk_operate::target::status::TargetStatus;
 
-use crate::program::completion::{Names, with_names};
+use crate::program::shell_answers::{Names, with_names};
 
 /// Time for the target to answer: a person waits at a prompt.
 const PATIENCE: Duration = Duration::from_secs(1);
