@@ -9,7 +9,19 @@ use rblk_config::{Exit, HostConfig, MountConfig, Schema, TargetConfig, VolumeCon
 use crate::markdown::{Document, code_spans};
 
 /// Flags of other programs, and of every program, in documents.
-const OF_OTHERS: [&str; 3] = ["--features", "--help", "--version"];
+const OF_OTHERS: [&str; 10] = [
+    "--features",
+    "--help",
+    "--version",
+    // Flags of podman.
+    "--device",
+    "--network",
+    "--pid",
+    "--pid=host",
+    "--secret",
+    "--tmpfs",
+    "--ulimit",
+];
 
 pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
     let keys = Document::read("docs/keys.md");
