@@ -67,4 +67,5 @@ pub use target::narrowing::{losers, narrowed};
 pub use target::{HugePages, LISTEN_DEFAULT, NoTargetKey, TargetConfig};
 pub use units::{ByteSize, ByteSizeError, Duration, DurationError};
 pub use volume::image;
-pub use volume::{BackingConfig, CacheMode, DirectIo, StoreKind, VolumeConfig};
+pub use volume::image_name::ImageName;
+pub use volume::{BackingConfig, CacheMode, ClusterConfig, DirectIo, StoreKind, VolumeConfig};

@@ -111,6 +111,14 @@ fn backings() {
     let size = ByteSize(1 << 20);
     assert_eq!(VolumeConfig::memory("a", size).backing().unwrap(), BackingConfig::Memory { size });
     assert_eq!(VolumeConfig::null("a", size).backing().unwrap(), BackingConfig::Null { size });
+    let mut image = VolumeConfig::rbd("a", "ssd/t/a");
+    image.keyring = Some("/k".into());
+    let BackingConfig::Rbd { image, cluster, cache, .. } = image.backing().unwrap() else {
+        panic!("another store");
+    };
+    assert_eq!((&*image.pool, &*image.namespace, &*image.image), ("ssd", "t", "a"));
+    assert_eq!((cluster.conf, cluster.user, cluster.keyring), (None, "admin", Some("/k".as_ref())));
+    assert_eq!(cache, CacheMode::WriteThrough);
     volume.store = StoreKind::Null;
     assert!(volume.backing().is_err());
 }

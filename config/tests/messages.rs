@@ -218,12 +218,12 @@ fn volumes() {
         &[
             (
                 "[[volume]]\nname = 'a'",
-                "t.toml:2:1: volume[0].store: missing; write \"file\", \"memory\" or \"null\"",
+                "t.toml:2:1: volume[0].store: missing; write \"file\", \"rbd\", \"memory\" or \"null\"",
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'flie'",
                 "t.toml:4:9: volume[0].store = \"flie\": not one of the choices; \
-                 write \"file\", \"memory\" or \"null\"; did you mean \"file\"?",
+                 write \"file\", \"rbd\", \"memory\" or \"null\"; did you mean \"file\"?",
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'",
@@ -288,6 +288,32 @@ fn volumes() {
                 "t.toml:7:8: volume[1].name = \"a\": volume[0] has the same name (at t.toml:3:8); rename one of them\n\
                  t.toml:9:8: volume[1].path = \"//./a\": volume[0] has the same path (at t.toml:5:8); \
                  give each volume its own file or device",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'rbd'",
+                "t.toml:2:1: volume[0].image: missing, and store = \"rbd\" needs it; \
+                 write the pool and the name of an image such as image = \"rbd/vol0\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'rbd'\nimage = 'vol0'",
+                "t.toml:5:9: volume[0].image = \"vol0\": no pool; \
+                 write pool[/namespace]/image[@snap], such as \"rbd/vol0\" or \"ssd/tenant1/vol0@monday\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nimage = 'rbd/a'",
+                "t.toml:6:9: volume[0].image = \"rbd/a\": store = \"file\" has no image; \
+                 remove image or write store = \"rbd\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'rbd'\nimage = 'rbd/a@s'\ncache = 'write-back'",
+                "t.toml:6:9: volume[0].cache = \"write-back\": a snapshot is read-only (at t.toml:5:9); \
+                 write cache = \"write-through\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'rbd'\nimage = 'rbd/a'\n\
+                 [[volume]]\nname = 'b'\nstore = 'rbd'\nimage = 'rbd/a'",
+                "t.toml:9:9: volume[1].image = \"rbd/a\": volume[0] has the same image (at t.toml:5:9); \
+                 give each volume its own image",
             ),
         ],
     );
@@ -652,7 +678,10 @@ fn command_line() {
         config.validate().unwrap_err().to_string(),
         "volume[1].name = \"f\": volume[0] has the same name; rename one of them"
     );
-    assert_eq!("disk".parse::<StoreKind>().unwrap_err(), "write \"file\", \"memory\" or \"null\"");
+    assert_eq!(
+        "disk".parse::<StoreKind>().unwrap_err(),
+        "write \"file\", \"rbd\", \"memory\" or \"null\""
+    );
 }
 
 #[test]

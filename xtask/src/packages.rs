@@ -18,6 +18,14 @@ pub(crate) const BUILD: &[Package] = &[
     Package { name: "librdmacm-dev", why: "the connection manager's library to link with" },
 ];
 
+/// What tests with a Ceph cluster start.
+pub(crate) const CEPH: &[Package] = &[
+    Package { name: "ceph-mon", why: "the monitor of a cluster for tests" },
+    Package { name: "ceph-osd", why: "its OSDs" },
+    Package { name: "ceph-common", why: "ceph and rbd make users and images" },
+    Package { name: "librbd1", why: "the target opens images by it" },
+];
+
 /// What tests on this machine start.
 pub(crate) const TEST: &[Package] = &[
     Package { name: "strace", why: "kills a program at a system call of its start" },

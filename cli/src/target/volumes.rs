@@ -34,10 +34,11 @@ pub(crate) fn volume(command: &VolumeCommand, output: Output) -> anyhow::Result<
 
 fn add(args: &VolumeAddArgs, output: Output) -> anyhow::Result<Exit> {
     let name = args.name.clone();
-    let volume = match (&args.file, args.memory, args.null) {
-        (Some(path), _, _) => VolumeConfig::file(name, std::path::absolute(path)?),
-        (_, Some(size), _) => VolumeConfig::memory(name, size),
-        (_, _, size) => VolumeConfig::null(name, size.unwrap_or(ByteSize(0))),
+    let volume = match (&args.file, &args.rbd, args.memory, args.null) {
+        (Some(path), ..) => VolumeConfig::file(name, std::path::absolute(path)?),
+        (_, Some(image), ..) => VolumeConfig::rbd(name, image),
+        (.., Some(size), _) => VolumeConfig::memory(name, size),
+        (.., size) => VolumeConfig::null(name, size.unwrap_or(ByteSize(0))),
     };
     let volume = args.keys.over(&volume)?;
     let file = file_of(&args.place, &args.name)?;

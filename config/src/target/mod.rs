@@ -460,6 +460,7 @@ impl TargetConfig {
     fn relate_volumes(&self, faults: &mut Vec<Fault>) {
         let mut names: HashMap<&str, usize> = HashMap::new();
         let mut paths: HashMap<PathBuf, usize> = HashMap::new();
+        let mut images: HashMap<(&str, Option<&PathBuf>), usize> = HashMap::new();
         for (index, volume) in self.volumes.iter().enumerate() {
             let at = format!("volume[{index}]");
             volume.relate(&at, faults);
@@ -476,6 +477,22 @@ impl TargetConfig {
                     .value(volume.name.as_str())
                     .other(format!("volume[{first}].name")),
                 );
+            }
+            // The lock of an image finds other names of the same cluster.
+            if let Some(image) = volume.image.as_deref()
+                && !image.contains('@')
+            {
+                let place = (image, volume.ceph_conf.as_ref());
+                let first = *images.entry(place).or_insert(index);
+                if first != index {
+                    let problem = format!("volume[{first}] has the same image");
+                    let fault = Fault::new(
+                        format!("{at}.image"),
+                        problem,
+                        "give each volume its own image",
+                    );
+                    faults.push(fault.value(image).other(format!("volume[{first}].image")));
+                }
             }
             // Compared by components, so that `/a//b` and `/a/./b` are `/a/b`. The lock of the
             // store finds links to the same file.

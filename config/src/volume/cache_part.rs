@@ -122,8 +122,10 @@ fn uncached(volume: &VolumeConfig, key: &str, name: &str) -> Option<Fault> {
         (StoreKind::Memory | StoreKind::Null, _) => {
             format!("store = \"{}\" is not cached", volume.store)
         }
-        (StoreKind::File, Some(CacheMode::None)) => "cache = \"none\" keeps nothing".to_owned(),
-        (StoreKind::File, _) => return None,
+        (StoreKind::File | StoreKind::Rbd, Some(CacheMode::None)) => {
+            "cache = \"none\" keeps nothing".to_owned()
+        }
+        (StoreKind::File | StoreKind::Rbd, _) => return None,
     };
     Some(Fault::new(key, problem, format!("remove {name}")))
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod cache_part;
 pub mod image;
+pub(crate) mod image_name;
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,7 @@ use crate::schema::text_rules::{NAME, PATH};
 use crate::schema::word::words;
 use crate::setting::rate_limits::{LIMIT_KEYS, Limits};
 use crate::units::ByteSize;
+use image_name::{CEPH_USER, IMAGE, ImageName};
 
 /// Block size if the key is absent.
 const BLOCK_SIZE_DEFAULT: u32 = 4096;
@@ -26,6 +28,9 @@ const BLOCK_SIZES: &[u32] = &[512, 4096];
 /// Most bytes of a volume: a round number below the limit of the protocol.
 const SIZE_MAX: u64 = 7 << 60;
 const _: () = assert!(SIZE_MAX <= VOLUME_MAX_BYTES);
+
+/// User of a Ceph cluster if the key is absent.
+const CEPH_USER_DEFAULT: &str = "admin";
 
 /// Bytes to read ahead if the key is absent.
 const READ_AHEAD_DEFAULT: ByteSize = ByteSize(512 << 10);
@@ -44,21 +49,38 @@ key_table! {
     pub struct VolumeConfig in VOLUME_KEYS {
         /// Name by which initiators open the volume.
         pub name: String = String::new() => Key::new(NAME).required("\"vol0\"").no_flag();
-        /// Where the data is. "file": a file or a block device, named by `path`. "memory": the
-        /// memory of the target; the data is lost when the target stops. "null": nowhere, for
-        /// measurements; writes are dropped and reads return zeros.
+        /// Where the data is. "file": a file or a block device, named by `path`. "rbd": an image of
+        /// a Ceph cluster, named by `image`. "memory": the memory of the target; the data is lost
+        /// when the target stops. "null": nowhere, for measurements; writes are dropped and reads
+        /// return zeros.
         pub store: StoreKind = StoreKind::File
             => Key::word(StoreKind::WORDS).required("\"file\"").no_flag();
         /// File or block device. Required for "file", and for "file" only. Each volume of each
         /// target needs its own.
         pub path: Option<PathBuf> = None
             => Key::new(PATH).absent("none", "\"/srv/rblk/vol0.img\"").no_flag();
-        /// Size, a multiple of `block_size`. Required for "memory" and "null". With "file" the file
-        /// must have this size. If it has another one, the target does not serve this volume, and
-        /// serves all others.
+        /// Image of a Ceph cluster, or a snapshot of one, which is served read-only. Required for
+        /// "rbd", and for "rbd" only. The target holds the exclusive lock of an image as long as it
+        /// serves the volume.
+        pub image: Option<String> = None
+            => Key::new(IMAGE).absent("none", "\"rbd/vol0\"").no_flag();
+        /// Configuration file of the Ceph cluster, for "rbd".
+        pub ceph_conf: Option<PathBuf> = None
+            => Key::new(PATH).absent("the files that Ceph's own programs read", "\"/etc/ceph/ceph.conf\"");
+        /// User of the Ceph cluster, for "rbd": "rblk" is client.rblk. The user needs the
+        /// capabilities `profile rbd` of the monitors and of the pool.
+        pub user: Option<String> = None
+            => Key::new(CEPH_USER).absent("\"admin\"", "\"rblk\"");
+        /// File with the key of `user`, for "rbd".
+        pub keyring: Option<PathBuf> = None
+            => Key::new(PATH)
+                .absent("the file that `ceph_conf` names", "\"/etc/ceph/ceph.client.rblk.keyring\"");
+        /// Size, a multiple of `block_size`. Required for "memory" and "null". With "file" and "rbd"
+        /// the file or image must have this size. If it has another one, the target does not serve
+        /// this volume, and serves all others.
         pub size: Option<ByteSize> = None
             => Key::size(512, SIZE_MAX, 512)
-                .absent("the size of the file or device", "\"64GiB\"").no_flag().live();
+                .absent("the size of the file, device or image", "\"64GiB\"").no_flag().live();
         /// Bytes of a logical block. An image of a whole disk (an installer, a cloud image, a copy
         /// by dd) mostly has a partition table of 512-byte sectors: it needs 512.
         pub block_size: u32 = BLOCK_SIZE_DEFAULT => Key::new(Rule::Choice(BLOCK_SIZES));
@@ -68,27 +90,30 @@ key_table! {
         /// "required" refuses the volume and "preferred" uses the page cache. "off" always uses the
         /// page cache.
         pub direct: DirectIo = DirectIo::Preferred => Key::word(DirectIo::WORDS);
-        /// Mode of the block cache, for "file" only. "none": every read and every write goes to the
+        /// Mode of the block cache, for "file" and "rbd". "none": every read and every write goes to the
         /// store. "write-through": reads come from memory if the blocks are there; a write is
         /// acknowledged when the store has it. "write-back": a write is acknowledged when it is in
         /// memory, and written to the store later; a FLUSH, and a write with FUA, wait for the
         /// store. Other acknowledged writes are lost when the target dies. Not with `read_only`.
         pub cache: Option<CacheMode> = None
             => Key::word(CacheMode::WORDS)
-                .absent("\"write-through\" for \"file\", \"none\" for the others", "\"write-through\"")
+                .absent(
+                    "\"write-through\" for \"file\" and \"rbd\", \"none\" for the others",
+                    "\"write-through\"",
+                )
                 .live().more("durability.md#cache-modes");
         /// Bytes to read ahead of a sequential reader into the cache. 0 is off.
         pub read_ahead: ByteSize = READ_AHEAD_DEFAULT => Key::size(0, READ_AHEAD_MAX, 4096).live();
         /// Part of the cache (clean blocks) that the volume keeps when other volumes need memory,
         /// once it has used it. Those of all volumes together are at most half of `arena` (without
-        /// `dirty_max`, if a volume is cached with "write-back"). For "file" with a cache only.
+        /// `dirty_max`, if a volume is cached with "write-back"). For volumes with a cache only.
         pub cache_min: Option<ByteSize> = None
             => Key::size(CACHE_PART_LEAST, CACHE_PART_MOST, 4096)
                 .absent("nothing is kept", "\"64MiB\"").live()
                 .more("change.md#a-minimum-of-the-cache-for-a-volume");
         /// Largest part of the cache that the volume uses, dirty blocks included: at least
         /// `cache_min`, at most `arena`. For a volume that is read from end to end, such as by a
-        /// backup: the blocks of other volumes stay cached. For "file" with a cache only.
+        /// backup: the blocks of other volumes stay cached. For volumes with a cache only.
         pub cache_max: Option<ByteSize> = None
             => Key::size(CACHE_PART_LEAST, CACHE_PART_MOST, 4096)
                 .absent("as much as there is", "\"256MiB\"").live()
@@ -110,6 +135,8 @@ pub enum StoreKind {
     /// A file or a block device.
     #[default]
     File,
+    /// An image of a Ceph cluster.
+    Rbd,
     /// The memory of the target. The data is lost when the target stops.
     Memory,
     /// Nowhere: writes are dropped and reads return zeros. For measurements.
@@ -146,7 +173,7 @@ pub enum CacheMode {
 }
 
 /// The keys that apply to the store of a volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BackingConfig<'c> {
     /// A file or a block device.
     File {
@@ -156,6 +183,19 @@ pub enum BackingConfig<'c> {
         size: Option<ByteSize>,
         /// Use of `O_DIRECT`.
         direct: DirectIo,
+        /// Use of the block cache.
+        cache: CacheMode,
+        /// Bytes to read ahead of a sequential reader, a multiple of 4096; 0 is off.
+        read_ahead: ByteSize,
+    },
+    /// An image of a Ceph cluster.
+    Rbd {
+        /// The image or snapshot.
+        image: ImageName,
+        /// How the target reaches the cluster.
+        cluster: ClusterConfig<'c>,
+        /// The size it must have, if given.
+        size: Option<ByteSize>,
         /// Use of the block cache.
         cache: CacheMode,
         /// Bytes to read ahead of a sequential reader, a multiple of 4096; 0 is off.
@@ -173,11 +213,28 @@ pub enum BackingConfig<'c> {
     },
 }
 
+/// How a target reaches a Ceph cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ClusterConfig<'c> {
+    /// The configuration file; none: those that Ceph's own programs read.
+    pub conf: Option<&'c Path>,
+    /// The user, without its type.
+    pub user: &'c str,
+    /// The file with the user's key; none: the one that the configuration names.
+    pub keyring: Option<&'c Path>,
+}
+
 impl VolumeConfig {
     /// A volume on a file or a block device.
     #[must_use]
     pub fn file(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self { path: Some(path.into()), ..Self::new(name.into(), StoreKind::File) }
+    }
+
+    /// A volume on an image of a Ceph cluster.
+    #[must_use]
+    pub fn rbd(name: impl Into<String>, image: impl Into<String>) -> Self {
+        Self { image: Some(image.into()), ..Self::new(name.into(), StoreKind::Rbd) }
     }
 
     /// A volume in memory.
@@ -219,7 +276,11 @@ impl VolumeConfig {
                 Box::new(Fault::new("size", problem, "write a size such as size = \"1GiB\""))
             })
         };
+        if let Some(fault) = self.misplaced() {
+            return Err(Box::new(fault));
+        }
         match (store, &self.path) {
+            (StoreKind::Rbd, _) => self.choose_image(),
             (StoreKind::File, Some(path)) => Ok(BackingConfig::File {
                 path,
                 size: self.size,
@@ -232,14 +293,49 @@ impl VolumeConfig {
                 "missing, and store = \"file\" needs it",
                 "write the path of a file or a block device such as path = \"/srv/rblk/a.img\"",
             ))),
-            (StoreKind::Memory | StoreKind::Null, Some(path)) => {
-                let problem = format!("store = \"{store}\" has no path");
-                let fault = Fault::new("path", problem, "remove path or write store = \"file\"");
-                Err(Box::new(fault.value(path.display().to_string())))
-            }
-            (StoreKind::Memory, None) => Ok(BackingConfig::Memory { size: sized(self.size)? }),
-            (StoreKind::Null, None) => Ok(BackingConfig::Null { size: sized(self.size)? }),
+            (StoreKind::Memory, _) => Ok(BackingConfig::Memory { size: sized(self.size)? }),
+            (StoreKind::Null, _) => Ok(BackingConfig::Null { size: sized(self.size)? }),
         }
+    }
+
+    fn choose_image(&self) -> Result<BackingConfig<'_>, Box<Fault>> {
+        let Some(text) = &self.image else {
+            return Err(Box::new(Fault::new(
+                "image",
+                "missing, and store = \"rbd\" needs it",
+                "write the pool and the name of an image such as image = \"rbd/vol0\"",
+            )));
+        };
+        // The rule of the key says more.
+        let image = text.parse().map_err(|error: String| {
+            Box::new(Fault::new("image", error, "write pool/image").value(text.clone()))
+        })?;
+        let cluster = ClusterConfig {
+            conf: self.ceph_conf.as_deref(),
+            user: self.user.as_deref().unwrap_or(CEPH_USER_DEFAULT),
+            keyring: self.keyring.as_deref(),
+        };
+        let (size, cache) = (self.size, self.cache.unwrap_or_default());
+        Ok(BackingConfig::Rbd { image, cluster, size, cache, read_ahead: self.read_ahead })
+    }
+
+    /// The fault of a key that names a store of another kind.
+    fn misplaced(&self) -> Option<Fault> {
+        let store = self.store;
+        let shown = |path: &PathBuf| path.display().to_string();
+        let named = [
+            ("path", StoreKind::File, self.path.as_ref().map(shown)),
+            ("image", StoreKind::Rbd, self.image.clone()),
+            ("ceph_conf", StoreKind::Rbd, self.ceph_conf.as_ref().map(shown)),
+            ("user", StoreKind::Rbd, self.user.clone()),
+            ("keyring", StoreKind::Rbd, self.keyring.as_ref().map(shown)),
+        ];
+        let is_misplaced =
+            |(_, of, value): &(&str, StoreKind, Option<String>)| value.is_some() && *of != store;
+        let (key, of, value) = named.into_iter().find(is_misplaced)?;
+        let problem = format!("store = \"{store}\" has no {key}");
+        let fault = Fault::new(key, problem, format!("remove {key} or write store = \"{of}\""));
+        Some(fault.value(value.unwrap_or_default()))
     }
 
     /// Adds the faults between keys that are valid alone. `path` is the path of the table.
@@ -266,9 +362,15 @@ impl VolumeConfig {
                     format!("store = \"{}\" is in memory already and needs no cache", self.store);
                 Fault::new("cache", problem, "remove cache or write cache = \"none\"")
             }
-            (StoreKind::File, CacheMode::WriteBack) if self.read_only => {
+            (StoreKind::File | StoreKind::Rbd, CacheMode::WriteBack) if self.read_only => {
                 let fix = "write cache = \"write-through\" or read_only = false";
                 Fault::new("cache", "the volume is read-only", fix).other("read_only")
+            }
+            (StoreKind::Rbd, CacheMode::WriteBack)
+                if self.image.as_ref().is_some_and(|image| image.contains('@')) =>
+            {
+                let fix = "write cache = \"write-through\"";
+                Fault::new("cache", "a snapshot is read-only", fix).other("image")
             }
             _ => return None,
         };
@@ -293,7 +395,7 @@ impl VolumeConfig {
     }
 }
 
-words!(StoreKind, { File = "file", Memory = "memory", Null = "null" });
+words!(StoreKind, { File = "file", Rbd = "rbd", Memory = "memory", Null = "null" });
 
 words!(DirectIo, { Required = "required", Preferred = "preferred", Off = "off" });
 

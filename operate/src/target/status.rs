@@ -288,7 +288,7 @@ impl PortStatus {
 pub struct VolumeStatus {
     /// Its name.
     pub name: String,
-    /// `file`, `memory` or `null`.
+    /// `file`, `rbd`, `memory` or `null`.
     pub store: String,
     /// Capacity in bytes.
     pub size_bytes: u64,
@@ -420,6 +420,12 @@ pub struct QueueStatus {
 }
 
 impl VolumeStatus {
+    /// Whether its data outlives the target: on a file, a device or an image.
+    #[must_use]
+    pub fn has_store(&self) -> bool {
+        matches!(self.store.as_str(), "file" | "rbd")
+    }
+
     /// `rw`, `ro`, or `(ro)` where its file or device takes no writes.
     #[must_use]
     pub fn mode(&self) -> &'static str {

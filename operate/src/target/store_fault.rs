@@ -20,6 +20,10 @@ pub enum StoreFaultKind {
     ReadOnly,
     /// The open file or its path cannot be examined.
     CannotSee,
+    /// The cluster of an image does not answer.
+    Stalled,
+    /// The image belongs to another client.
+    Lost,
 }
 
 impl StoreFaultKind {
@@ -33,6 +37,8 @@ impl StoreFaultKind {
             Self::Resized => "resized",
             Self::ReadOnly => "read-only",
             Self::CannotSee => "cannot-see",
+            Self::Stalled => "stalled",
+            Self::Lost => "lost",
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::memory::demand::{Demand, HostMemory};
 use crate::pool::image;
 use crate::pool::opening::{LockWait, open_volume};
 use crate::store::StoreError;
+use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use rblk_operate::target::defaults::{poll_groups, target_name};
 use rblk_operate::target::status::{TargetStatus, VolumeStatus};
 use rblk_operate::target::store_fault::StoreFault;
@@ -63,6 +64,9 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
             let error = anyhow::anyhow!("{fault}").context(format!("volume `{}`", volume.name));
             return (volume.name.clone(), Err(error));
         }
+        if let Some(served) = served_image(volume, running) {
+            return (volume.name.clone(), Ok(served));
+        }
         let opened = open_volume(index, volume, &name, LockWait::No);
         let reviewed = match opened {
             Ok(opened) => Ok(Reviewed {
@@ -77,6 +81,8 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
         (volume.name.clone(), reviewed)
     });
     let volumes = volumes.collect();
+    // A target that starts next finds the locks free.
+    wait_until_closed(CLOSE_WAIT);
     let mut warnings = warnings(config, &addresses, running);
     warnings.extend(little_room(&config.volumes));
     Ok(Review { volumes, warnings })
@@ -88,8 +94,23 @@ fn fault_of<'a>(
     running: Option<&'a TargetStatus>,
 ) -> Option<&'a StoreFault> {
     let served = running?.volumes.iter().find(|served| served.name == volume.name)?;
-    let is_there = served.notes.path.as_deref().map(Path::new) == volume.path.as_deref();
+    let named = volume.path.as_deref().or(volume.image.as_deref().map(Path::new));
+    let is_there = served.notes.path.as_deref().map(Path::new) == named;
     served.store_fault.as_ref().filter(|_| is_there)
+}
+
+/// A volume on an image that the running target serves. An open would only find its lock.
+fn served_image(volume: &VolumeConfig, running: Option<&TargetStatus>) -> Option<Reviewed> {
+    let image = volume.image.as_deref()?;
+    let running = running?;
+    let is_it = |v: &&VolumeStatus| v.name == volume.name && v.notes.path.as_deref() == Some(image);
+    let served = running.volumes.iter().find(is_it)?;
+    Some(Reviewed {
+        blocks: served.size_bytes / u64::from(served.block_size.max(1)),
+        block_bytes: served.block_size,
+        served_by: Some(running.pid),
+        contradiction: None,
+    })
 }
 
 /// The volume, if the running target holds its store.

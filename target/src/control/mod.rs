@@ -38,7 +38,7 @@ use rblk_config::{Encrypt, HostConfig, TargetConfig};
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_operate::Watchdog;
 use rblk_operate::target::ask::LimitsWish;
-use rblk_operate::target::events::EventsReport;
+use rblk_operate::target::events::{EventKind, EventsReport, Occurrence};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::status::TargetStatus;
 use rblk_operate::target::store_fault::StoreFault;
@@ -54,7 +54,7 @@ use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
-use crate::store::{Backing, StoreIdentity};
+use crate::store::{OpenStore, StoreIdentity};
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 
@@ -67,7 +67,7 @@ use connect::file_room::FileRoom;
 use connect::reception::Reception;
 use ends::{EndReply, Ends, RunEnd, is_clean};
 use groups::Groups;
-use observe::event_log::EventLog;
+use observe::event_log::{EventLog, name_of};
 use observe::past::PastReport;
 use observe::place_watch::PlaceWatch;
 use observe::sampling::Sampling;
@@ -79,7 +79,8 @@ use requests::reread::Reading;
 use requests::trace_stream::{BegunTrace, Traces};
 use running_config::RunningConfig;
 use volumes::change_files::ChangeFiles;
-use volumes::{ChangeOutcome, Volumes};
+use volumes::lost_images::LostImage;
+use volumes::{ChangeOutcome, VolumeNews, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -243,7 +244,7 @@ pub(crate) struct ControlParts {
     /// The running configuration.
     pub running: TargetConfig,
     /// The stores of volumes that have one.
-    pub backings: HashMap<VolumeIndex, Arc<Backing>>,
+    pub backings: HashMap<VolumeIndex, OpenStore>,
     /// The most volumes that this run can serve in its life, removed ones included.
     pub places: u16,
     /// The last message of the program before this one, if this one took over from it.
@@ -348,9 +349,10 @@ impl Control {
                 Some(news) = self.reception.next() => {
                     self.reception.on_news(news, &mut self.core, &mut self.groups);
                 }
-                Some(done) = self.volumes.store_done() => {
-                    self.volumes.on_store_done(done, &mut self.core);
-                }
+                Some(news) = self.volumes.next() => match news {
+                    VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
+                    VolumeNews::Lost(lost) => self.on_image_lost(lost),
+                },
                 looked = self.watch.next() => {
                     let told = (&self.core, &mut self.events);
                     self.watch.on_looked(looked, self.volumes.backings(), told);
@@ -416,12 +418,16 @@ impl Control {
 
     /// Whether something is to be tried again.
     fn owes(&mut self) -> bool {
-        self.persister.owes_losses() || self.groups.owes_mail() || self.core.lines().owes()
+        self.persister.owes_losses()
+            || self.groups.owes_mail()
+            || self.core.lines().owes()
+            || self.volumes.has_lost()
     }
 
     fn on_tick(&mut self, now: Instant) {
         self.core.tick(now);
         self.persister.note_losses_again();
+        self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
         // The number of lines that were left out.
         while let Some(left_out) = self.core.lines().take_left_out(now) {
             left_out.log();
@@ -574,6 +580,22 @@ impl Control {
             }
             FromGroup::Stopped { group, unsaved, error } => groups.stopped(group, unsaved, error),
         }
+    }
+
+    /// Another client has the image of a volume: its hosts get nothing more from here.
+    fn on_image_lost(&mut self, (volume, why): LostImage) {
+        let Some(name) = name_of(volume, &self.core) else { return };
+        for group in 0..self.groups.len() {
+            self.groups.send(group, ToGroup::Lost(volume));
+        }
+        let text = format!("its image is lost: {why}");
+        let what = Occurrence::new(EventKind::StoreFault, text.clone());
+        self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
+        let why = format!("{text}. `rblk-target reload` serves it again when its lock is free");
+        self.description.away.retain(|away| away.name != name);
+        self.description.away.push(AwayVolume { name, why });
+        self.volumes.lose(volume);
+        self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
     }
 
     /// The outcome of a write to the records for the next run.

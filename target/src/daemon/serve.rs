@@ -49,6 +49,7 @@ use crate::memory::demand;
 use crate::memory::demand::{Demand, HostMemory};
 use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;
+use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use crate::store::uring::{UringOptions, UringStore};
 use rblk_operate::target::defaults::{NO_HOST, NO_VOLUME, poll_groups, target_name};
 use rblk_operate::target::status::GivenUp;
@@ -102,6 +103,14 @@ pub fn serve(
     });
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
+    // The next program, or another target, gets the locks of images at once.
+    if !wait_until_closed(CLOSE_WAIT) {
+        tracing::error!(
+            within = ?CLOSE_WAIT,
+            "a Ceph cluster does not answer, so an image was not closed: its lock ends when the cluster misses this \
+             client (30 s)"
+        );
+    }
     let Some((successor, file)) = result? else { return Ok(None) };
     // No task reads signals any more: later ones wait for the next program.
     if stop.is_set() {
@@ -165,7 +174,8 @@ async fn run(
     }
     let (opened, away, state) = open_what_is_served(config, &name, before)?;
     let config = &without(config, &away);
-    let stores: Vec<_> = opened.iter().filter_map(|opened| opened.backing.clone()).collect();
+    let locals = opened.iter().filter_map(|opened| opened.backing.as_ref()?.local().cloned());
+    let stores: Vec<_> = locals.collect();
     let outages = Outages::default();
     let plan = RunPlan {
         config,
@@ -616,7 +626,7 @@ fn parts(
     let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
     let store_of = |opened: &OpenedVolume| {
         let backing = opened.backing.as_ref()?;
-        Some((opened.volume.uuid, backing.identity().cloned()))
+        Some((opened.volume.uuid, backing.identity()))
     };
     let backing_of = |opened: &OpenedVolume| {
         opened.backing.clone().map(|backing| (opened.volume.index, backing))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::image::Contradiction;
-use rblk_config::{BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_config::{BackingConfig, ByteSize, CacheMode, DirectIo, TargetConfig, VolumeConfig};
 use rblk_fabric::{PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::{BlockCount, BlockSize, Name};
@@ -17,23 +17,28 @@ use sha2::{Digest, Sha256};
 
 use crate::pool::image;
 use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
-use crate::store::{Losses, StoreError};
+use crate::store::rbd::{self, ClusterPlace, ImageOptions};
+use crate::store::{Image, Losses, OpenStore, StoreError};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
-use crate::volume::{CacheMode, Placement, Volume};
+use crate::volume::{Placement, Volume};
 use rblk_operate::target::volume_notes::VolumeNotes;
 
 /// How long to wait for the lock of a store: a target that was killed holds it until its last I/O
 /// has ended.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
+/// Discards of an image that are smaller, or not aligned to it, free no space
+/// (`rbd_discard_granularity_bytes`).
+const IMAGE_GRANULE: u32 = 64 << 10;
+
 /// A volume that was opened.
 #[derive(Debug)]
 pub struct OpenedVolume {
     /// The exported volume.
     pub volume: Arc<Volume>,
-    /// Its file or device, if it has one.
-    pub backing: Option<Arc<Backing>>,
+    /// Its store, if it has one.
+    pub backing: Option<OpenStore>,
     /// Notes for people.
     pub notes: VolumeNotes,
     /// The contradiction between its image and its block size, when it was opened.
@@ -95,9 +100,10 @@ pub(crate) fn open_volumes(
         .collect()
 }
 
-/// Opens the volumes of a configuration, if their files have the right length. The others are left
-/// away and reported: their hosts wait for them, and all other volumes are served. Goes on with the
-/// stores that were `left` open, by volume.
+/// Opens the volumes of a configuration, if their files have the right length, and if their images
+/// can be opened: a cluster is another machine. The others are left away and reported: their hosts
+/// wait for them, and all other volumes are served. Goes on with the stores that were `left` open,
+/// by volume.
 ///
 /// # Errors
 /// Any other reason why a volume cannot be opened, with name and cause. And if no volume were left.
@@ -113,7 +119,9 @@ pub(crate) fn open_right_ones(
             .map_or(StoreSource::Path(LockWait::ForLocks), StoreSource::Left);
         match open_from(opened.len(), volume, target, source) {
             Ok(volume) => opened.push(volume),
-            Err(error) if error.is::<WrongSize>() => away.push((volume, error)),
+            Err(error) if error.is::<WrongSize>() || is_of_image(&error) => {
+                away.push((volume, error));
+            }
             Err(error) => return Err(error.context(format!("volume `{}`", volume.name))),
         }
     }
@@ -132,6 +140,11 @@ pub(crate) fn open_right_ones(
         AwayVolume { name, why }
     };
     Ok((opened, away.into_iter().map(told).collect()))
+}
+
+/// Whether an image could not be opened.
+fn is_of_image(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::Image(_)))
 }
 
 /// Opens one volume beside those that are served. `target` is the name of the target.
@@ -216,11 +229,7 @@ fn open_from(
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
             let opened = open_store(config, path, direct, size.map(|size| size.0), source)?;
             volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
-            volume.placement = Placement::Store;
-            volume.cache = cache;
-            volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
-            volume.cache_max_bytes = config.cache_max.map(|max| max.0);
-            volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
+            store_keys(&mut volume, config, (cache, read_ahead))?;
             if opened.memory_alignment() > config.block_size {
                 // A block of the volume that is cached in parts would be read and written in parts.
                 tracing::warn!(
@@ -238,7 +247,28 @@ fn open_from(
                 direct: Some(opened.direct()),
                 snapshot_of: config.snapshot_of.clone(),
             };
-            backing = Some(Arc::new(opened));
+            backing = Some(OpenStore::Local(Arc::new(opened)));
+        }
+        BackingConfig::Rbd { image, cluster, size, cache, read_ahead } => {
+            let options = ImageOptions {
+                name: image,
+                cluster: ClusterPlace::from(&cluster),
+                block_size: config.block_size,
+                lock_wait: match source {
+                    StoreSource::Path(LockWait::No) => Duration::ZERO,
+                    _ => LOCK_WAIT,
+                },
+            };
+            let opened = open_image(options, size)?;
+            volume.uuid = opened.uuid();
+            volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
+            store_keys(&mut volume, config, (cache, read_ahead))?;
+            volume.discard = !opened.read_only();
+            volume.discard_granularity_bytes = IMAGE_GRANULE;
+            volume.read_only |= opened.read_only();
+            let path = Some(opened.name());
+            notes = VolumeNotes { path, direct: None, snapshot_of: config.snapshot_of.clone() };
+            backing = Some(OpenStore::Image(Arc::new(opened)));
         }
         BackingConfig::Memory { size } => {
             volume.blocks = blocks_in(size.0, volume.block_size)?;
@@ -248,6 +278,32 @@ fn open_from(
         BackingConfig::Null { size } => volume.blocks = blocks_in(size.0, volume.block_size)?,
     }
     Ok(OpenedVolume { volume: Arc::new(volume), backing, notes, contradiction })
+}
+
+/// Sets the keys of a volume that has a store.
+fn store_keys(
+    volume: &mut Volume,
+    config: &VolumeConfig,
+    (cache, read_ahead): (CacheMode, ByteSize),
+) -> anyhow::Result<()> {
+    volume.placement = Placement::Store;
+    volume.cache = cache;
+    volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
+    volume.cache_max_bytes = config.cache_max.map(|max| max.0);
+    volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
+    Ok(())
+}
+
+/// Opens an image and takes its lock. It must have `size` bytes, if that is given.
+fn open_image(options: ImageOptions, size: Option<ByteSize>) -> anyhow::Result<Image> {
+    let opened = rbd::open(options).map_err(StoreError::from)?;
+    let bytes = opened.size_bytes();
+    match size.map(|size| size.0).filter(|size| *size != bytes) {
+        Some(configured) => {
+            Err(WrongSize::new(Path::new(&opened.name()), bytes, configured, false).into())
+        }
+        None => Ok(opened),
+    }
 }
 
 /// Logs a contradiction between the image of a store and the block size of its volume.

@@ -41,7 +41,7 @@ use super::methods::Method;
 use super::methods::{Methods, queue_attribute, queue_limit};
 use super::protection::Protection;
 use super::syncs::{Losses, Syncs};
-use super::{BackingKind, StoreError};
+use super::{BackingKind, Bounds, StoreError};
 use crate::memory::arena::MIN_EXTENT_BYTES;
 use crate::store::store_identity::{StoreIdentity, has_passing_inode};
 use rblk_operate::target::store_room::StoreRoom;
@@ -544,6 +544,18 @@ impl Backing {
             switch(false)?;
         }
         checked
+    }
+}
+
+impl Bounds for Backing {
+    #[inline]
+    fn read_only(&self) -> bool {
+        Backing::read_only(self)
+    }
+
+    #[inline]
+    fn size_bytes(&self) -> u64 {
+        Backing::size_bytes(self)
     }
 }
 

@@ -4,6 +4,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::rbd::ImageError;
+
 /// Kinds of [`StoreError`], stable, to map to exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -20,6 +22,20 @@ pub enum StoreErrorKind {
     Misaligned,
     /// Any other error of the system.
     Io,
+}
+
+fn kind_of_image(error: &ImageError) -> StoreErrorKind {
+    match error {
+        ImageError::NoPool { .. } | ImageError::NoImage { .. } => StoreErrorKind::NotFound,
+        ImageError::Locked { .. } => StoreErrorKind::Locked,
+        ImageError::Empty { .. } | ImageError::NotWholeBlocks { .. } | ImageError::Short { .. } => {
+            StoreErrorKind::BadSize
+        }
+        ImageError::Key { .. } | ImageError::NoKey { .. } | ImageError::Capability { .. } => {
+            StoreErrorKind::Permission
+        }
+        _ => StoreErrorKind::Io,
+    }
 }
 
 /// The way to make the size a whole number of blocks.
@@ -192,6 +208,9 @@ pub enum StoreError {
         /// The requested index.
         index: u16,
     },
+    /// An image cannot be served.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The kernel refuses the file.
     #[error("{path}: io_uring refuses the file: {source}", path = path.display())]
     Register {
@@ -216,6 +235,7 @@ impl StoreError {
             Self::Misaligned { .. } | Self::BlockSize { .. } | Self::NoDirect { .. } => {
                 StoreErrorKind::Misaligned
             }
+            Self::Image(error) => kind_of_image(error),
             Self::WrongType { .. }
             | Self::Io { .. }
             | Self::Ring { .. }

@@ -1,8 +1,9 @@
-//! Persistent bytes of volumes: files and block devices.
+//! Persistent bytes of volumes: files, block devices and images of a Ceph cluster.
 //!
-//! A [`Store`] carries out [`Op`]s on the [`Backing`]s of its volumes and moves data between them
-//! and one [`rblk_fabric::Region`]. It belongs to one data thread. [`UringStore`] is one io_uring,
-//! and also the place where the data thread sleeps. The tests compare it with `SyncStore`, which
+//! A [`Store`] carries out [`Op`]s on the [`OpenStore`]s of its volumes and moves data between them
+//! and one [`rblk_fabric::Region`]. It belongs to one data thread. [`UringStore`] is one io_uring
+//! for the [`Backing`]s of files and devices, and also the place where the data thread sleeps. It
+//! hands the ops of an [`Image`] to librbd ([`rbd`]). The tests compare it with `SyncStore`, which
 //! makes blocking calls.
 //!
 //! Contract:
@@ -27,6 +28,8 @@
 //!   done.
 //! - **Losses.** When the system fails to make data durable, every flush that covers the data
 //!   fails, in every store, and so does every later flush of that backing: see [`backing`].
+//! - **Loss of the store.** From the moment when an image belongs to another client, no op of it
+//!   ends, until [`Store::let_go`].
 //! - **Discard** promises no content: afterwards a range of a file reads as zeroes, a range of a
 //!   device as any bytes. `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be
 //!   freed.
@@ -37,7 +40,9 @@ pub(crate) mod at_path;
 pub(crate) mod backing;
 mod error;
 mod methods;
+mod open_store;
 mod protection;
+pub(crate) mod rbd;
 mod store_identity;
 #[cfg(test)]
 mod sync;
@@ -53,6 +58,8 @@ use crate::volume::ids::VolumeIndex;
 
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
+pub use open_store::OpenStore;
+pub use rbd::open_image::Image;
 pub use store_identity::StoreIdentity;
 #[cfg(test)]
 pub(crate) use sync::SyncStore;
@@ -191,6 +198,13 @@ pub trait Store {
     /// Ops accepted and not yet returned by [`Self::reap`].
     fn in_flight(&self) -> usize;
 
+    /// The store of a volume is lost, and the connections of the volume have ended. Ops of a lost
+    /// store do not end before this call, since their answers could be wrong; now they fail with
+    /// `ESHUTDOWN`. Other stores are never lost.
+    fn let_go(&mut self, volume: VolumeIndex) {
+        let _ = volume;
+    }
+
     /// Ends the service of a volume, and drops its backing. All of its ops were returned before.
     ///
     /// # Errors
@@ -201,9 +215,18 @@ pub trait Store {
     }
 }
 
-// The result of an op that must not or need not go to the kernel.
-fn refusal(
-    backing: Option<&Backing>,
+/// The bounds of ops.
+trait Bounds {
+    /// Whether ops must change nothing.
+    fn read_only(&self) -> bool;
+
+    /// The bytes that ops may touch.
+    fn size_bytes(&self) -> u64;
+}
+
+// The result of an op that must not or need not go to the kernel or the cluster.
+fn refusal<B: Bounds>(
+    backing: Option<&B>,
     region_len: usize,
     kind: &OpKind,
     memory: &[Segment],

@@ -93,7 +93,8 @@ impl Door {
         let _ = self.0.read();
     }
 
-    fn ring(&self) {
+    /// Wakes the store.
+    pub(super) fn ring(&self) {
         // EAGAIN: the door was rung very often without an answer, so it is readable.
         let _ = self.0.write(1);
     }

@@ -10,6 +10,7 @@
 mod bench;
 mod blocks;
 mod cards;
+pub mod ceph;
 mod counts;
 mod diary;
 mod disk;

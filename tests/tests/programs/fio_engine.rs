@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 const LIMIT: &str = "120";
 
 /// The engine, built once; none if this run skips the tests.
-fn engine() -> Option<PathBuf> {
+pub(super) fn engine() -> Option<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if std::env::var("RBLK_SKIP_FIO").is_ok_and(|word| word == "1") {
         println!("skipped: RBLK_SKIP_FIO is set");
@@ -52,21 +52,27 @@ fn words(args: &[String]) -> Vec<&str> {
 }
 
 /// A run of fio, which ends by itself.
-struct Fio {
+pub(super) struct Fio {
     child: Child,
     results: PathBuf,
 }
 
 /// The results of a run.
-struct Results {
-    code: Option<i32>,
+pub(super) struct Results {
+    pub(super) code: Option<i32>,
     said: String,
     jobs: Vec<Value>,
 }
 
 impl Fio {
     /// Starts fio on a volume with these arguments.
-    fn start(engine: &Path, dir: &Path, target: &Target, volume: &str, job: &[&str]) -> Self {
+    pub(super) fn start(
+        engine: &Path,
+        dir: &Path,
+        target: &Target,
+        volume: &str,
+        job: &[&str],
+    ) -> Self {
         let results = dir.join("fio.json");
         let address = target.address.to_string().replace(':', "\\:");
         let mut command = Command::new("timeout");
@@ -81,7 +87,7 @@ impl Fio {
         Self { child: child.expect("fio is not installed: apt-get install fio"), results }
     }
 
-    fn end(mut self) -> Results {
+    pub(super) fn end(mut self) -> Results {
         let code = self.child.wait().unwrap().code();
         let said = std::fs::read_to_string(&self.results).unwrap_or_default();
         let errors = std::fs::read_to_string(self.results.with_extension("err")).unwrap();
@@ -96,7 +102,7 @@ impl Fio {
 impl Results {
     /// Checks that every job ended well. Returns the requests of all jobs, by kind.
     #[track_caller]
-    fn assert_well(&self, kinds: &[&str]) -> Vec<u64> {
+    pub(super) fn assert_well(&self, kinds: &[&str]) -> Vec<u64> {
         assert_eq!(self.code, Some(0), "{}", self.said);
         assert!(!self.jobs.is_empty());
         for job in &self.jobs {

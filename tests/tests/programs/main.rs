@@ -7,6 +7,7 @@ mod accounts;
 mod authentication;
 mod cache_status;
 mod capi;
+mod ceph;
 mod checks;
 mod client_tasks;
 mod commands;

@@ -89,6 +89,8 @@ const EVERYTHING: [&str; 2] = ["--workspace", "--all-targets"];
 const AS_ROOT: &str = "as_root_";
 /// How the names of tests begin that need root and minutes, and run with `--long` only.
 const LONG_ONLY: &str = "long_only_";
+/// How the names of tests begin that need a Ceph cluster.
+const WITH_CEPH: &str = "with_ceph_";
 /// The test program of the deliberate faults, which is a step of its own.
 const FAULTS: &str = "mutations";
 
@@ -105,7 +107,7 @@ const SUITES: [&str; 6] =
 ///
 /// Missing system packages are installed first (as root; Debian). With FILTERs only tests run whose
 /// names contain one of them, and no other checks. The names of tests that need root begin with
-/// `as_root_`.
+/// `as_root_`; of those that need a Ceph cluster, which `--long` runs, with `with_ceph_`.
 ///
 /// Exit status: 0 when nothing failed, 1 when anything did.
 #[derive(Debug, Args)]
@@ -224,6 +226,12 @@ impl Run<'_> {
         if self.args.filters.iter().all(|filter| filter.contains(AS_ROOT)) {
             let _ =
                 steps.run_with(Kind::Run, "tests as root", built, |built| self.root_tests(built));
+        }
+        if self.wants_ceph() {
+            let _ = steps.run_with(Kind::Run, "tests with a Ceph cluster", built, |built| {
+                host::ensure_installed(packages::CEPH)?;
+                self.marked_tests(built, WITH_CEPH)
+            });
         }
         if !is_whole {
             return;
@@ -354,11 +362,23 @@ impl Run<'_> {
     /// The tests that are ignored elsewhere as they need root: one program at a time, because they
     /// change what the whole machine has.
     fn root_tests(&self, built: &Artifacts) -> Result<Work> {
-        let is_as_root = |filter: &&String| filter.contains(AS_ROOT);
+        self.marked_tests(built, AS_ROOT)
+    }
+
+    /// Whether the tests with a Ceph cluster are asked for.
+    fn wants_ceph(&self) -> bool {
+        let filters = &self.args.filters;
+        let is_named = filters.iter().any(|filter| filter.contains(WITH_CEPH));
+        is_named || (filters.is_empty() && self.args.long.is_some())
+    }
+
+    /// The ignored tests that have a mark in their names, one program at a time.
+    fn marked_tests(&self, built: &Artifacts, mark: &str) -> Result<Work> {
+        let is_marked = |filter: &&String| filter.contains(mark);
         let mut filters: Vec<String> =
-            self.args.filters.iter().filter(is_as_root).cloned().collect();
+            self.args.filters.iter().filter(is_marked).cloned().collect();
         if filters.is_empty() {
-            filters.push(AS_ROOT.to_owned());
+            filters.push(mark.to_owned());
         }
         self.ignored_tests(built, &filters)
     }

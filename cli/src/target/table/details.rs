@@ -75,10 +75,7 @@ fn backing(volumes: &[VolumeStatus]) -> Table {
 /// The generation of a volume with a store. A volume without one is gone when this process ends, so
 /// its generation is not remembered: it begins at the time in microseconds and says nothing.
 fn generation(volume: &VolumeStatus) -> String {
-    match volume.store.as_str() {
-        "file" => volume.generation.to_string(),
-        _ => "-".to_owned(),
-    }
+    if volume.has_store() { volume.generation.to_string() } else { "-".to_owned() }
 }
 
 /// The caches of volumes with a store.
@@ -94,7 +91,7 @@ fn caches(volumes: &[VolumeStatus]) -> Table {
         Column::figure("EVICTIONS"),
         Column::figure("STORE ERRORS"),
     ]);
-    for v in volumes.iter().filter(|v| v.store == "file") {
+    for v in volumes.iter().filter(|v| v.has_store()) {
         let c = &v.counts;
         let mode = match v.cache {
             CacheMode::None => "none",

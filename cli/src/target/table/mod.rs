@@ -120,7 +120,7 @@ fn volumes(volumes: &[VolumeStatus]) -> Table {
         Column::name("HELD BY"),
     ]);
     for v in volumes {
-        let has_store = v.store == "file";
+        let has_store = v.has_store();
         let rate = |of: fn(&rblk_runtime::rates::Rates) -> String| {
             v.rates.as_ref().map_or_else(|| "-".to_owned(), of)
         };
@@ -144,7 +144,7 @@ fn volumes(volumes: &[VolumeStatus]) -> Table {
 /// The cache of a volume; with `ro` if it refuses writes.
 fn cache(volume: &VolumeStatus) -> String {
     let mode = match volume.cache {
-        _ if volume.store != "file" => volume.store.as_str(),
+        _ if !volume.has_store() => volume.store.as_str(),
         CacheMode::None => "none",
         CacheMode::WriteThrough => "thru",
         CacheMode::WriteBack => "back",

@@ -56,6 +56,8 @@ const EXAMPLES: &str = "\
 Examples:
   One file, over RDMA and TCP:
     rblk-target serve --file vol0=/srv/vol0.img
+  An image of a Ceph cluster:
+    rblk-target serve --rbd vol0=rbd/vol0 --user rblk
   A RAM disk:
     rblk-target serve --memory ram0=4GiB
   Volumes, hosts and limits from a file:
@@ -262,6 +264,18 @@ pub struct ServeArgs {
     /// Volume on a file or block device; repeat for several.
     #[arg(long, value_name = "NAME=PATH")]
     pub file: Vec<String>,
+    /// Volume on an image of a Ceph cluster, or on a snapshot of one; repeat for several.
+    #[arg(long, value_name = "NAME=POOL/IMAGE")]
+    pub rbd: Vec<String>,
+    /// Configuration file of the Ceph cluster of the volumes named by --rbd.
+    #[arg(long, value_name = "FILE", requires = "rbd")]
+    pub ceph_conf: Option<PathBuf>,
+    /// Ceph user for the volumes named by --rbd: rblk is client.rblk.
+    #[arg(long, value_name = "USER", requires = "rbd")]
+    pub user: Option<String>,
+    /// File with the key of the Ceph user.
+    #[arg(long, value_name = "FILE", requires = "rbd")]
+    pub keyring: Option<PathBuf>,
     /// Volume in memory, lost when the target ends.
     #[arg(long, value_name = "NAME=SIZE")]
     pub memory: Vec<String>,
@@ -333,7 +347,11 @@ impl ServeArgs {
                 text: text.to_owned(),
                 reason: format!(
                     "write --{flag} NAME={}",
-                    if flag == "file" { "PATH" } else { "SIZE" }
+                    match flag {
+                        "file" => "PATH",
+                        "rbd" => "POOL/IMAGE",
+                        _ => "SIZE",
+                    }
                 ),
             })
         };
@@ -348,6 +366,17 @@ impl ServeArgs {
         for text in &self.file {
             let (name, path) = split("file", text)?;
             volumes.push(VolumeConfig::file(name, std::path::absolute(path)?));
+        }
+        for text in &self.rbd {
+            let (name, image) = split("rbd", text)?;
+            let absolute =
+                |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
+            volumes.push(VolumeConfig {
+                ceph_conf: absolute(&self.ceph_conf)?,
+                user: self.user.clone(),
+                keyring: absolute(&self.keyring)?,
+                ..VolumeConfig::rbd(name, image)
+            });
         }
         for text in &self.memory {
             let (name, value) = split("memory", text)?;
@@ -385,7 +414,7 @@ impl ServeArgs {
 /// Nothing to serve.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE"
+    "no volume to serve: name one with --file NAME=PATH, --rbd NAME=POOL/IMAGE or --memory NAME=SIZE, or in [[volume]] tables of --config FILE"
 )]
 pub struct NoVolumes;
 

@@ -72,13 +72,16 @@ pub struct ChangeArgs {
 
 /// A volume to serve.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("store").required(true).args(["file", "memory", "null"]))]
+#[command(group = clap::ArgGroup::new("store").required(true).args(["file", "rbd", "memory", "null"]))]
 pub struct VolumeAddArgs {
     /// Name that hosts open it by.
     pub name: String,
     /// On this file or block device.
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
+    /// On this image of a Ceph cluster, or on a snapshot of one.
+    #[arg(long, value_name = "POOL/IMAGE")]
+    pub rbd: Option<String>,
     /// In memory, of this size; lost when the target ends.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,

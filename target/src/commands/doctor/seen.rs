@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pool::opening::open_volumes;
 use crate::store::StoreError;
+use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use rblk_operate::target::defaults::target_name;
 
 /// A fault of a file.
@@ -159,16 +160,22 @@ fn of_key(file: &Path, error: &KeyFileError) -> Trouble {
 /// Opens each volume that has a store, and closes it again.
 fn stores(config: &TargetConfig) -> Vec<(String, Option<Trouble>)> {
     let Ok(name) = target_name(config) else { return Vec::new() };
-    let on_files = config
-        .volumes
-        .iter()
-        .filter(|volume| matches!(volume.backing(), Ok(BackingConfig::File { .. })));
+    let on_stores = config.volumes.iter().filter(|volume| {
+        let backing = volume.backing();
+        matches!(backing, Ok(BackingConfig::File { .. } | BackingConfig::Rbd { .. }))
+    });
     let open = |volume: &VolumeConfig| {
         let alone = TargetConfig { volumes: vec![volume.clone()], ..config.clone() };
-        let error = open_volumes(&alone, &name).err();
-        (volume.name.clone(), error.map(|error| of_store(&error)))
+        let opened = open_volumes(&alone, &name).and_then(|opened| {
+            let images = opened.iter().filter_map(|volume| volume.backing.as_ref()?.image());
+            images.into_iter().try_for_each(|image| image.may_fence())?;
+            Ok(())
+        });
+        (volume.name.clone(), opened.err().map(|error| of_store(&error)))
     };
-    on_files.map(open).collect()
+    let found = on_stores.map(open).collect();
+    wait_until_closed(CLOSE_WAIT);
+    found
 }
 
 fn of_store(error: &anyhow::Error) -> Trouble {

@@ -54,11 +54,14 @@ pub struct Checked {
 pub struct CheckedVolume {
     /// Its name.
     pub name: String,
-    /// `file`, `memory` or `null`.
+    /// `file`, `rbd`, `memory` or `null`.
     pub store: String,
     /// Its file or device.
     #[serde(default)]
     pub path: Option<PathBuf>,
+    /// Its image.
+    #[serde(default)]
+    pub image: Option<String>,
     /// Its block size in bytes.
     pub block_size: u32,
     /// Writes are acknowledged when they are in memory only.
@@ -76,6 +79,7 @@ impl From<&VolumeConfig> for CheckedVolume {
     fn from(volume: &VolumeConfig) -> Self {
         let store = match volume.store {
             StoreKind::File => "file",
+            StoreKind::Rbd => "rbd",
             StoreKind::Memory => "memory",
             StoreKind::Null => "null",
         };
@@ -83,6 +87,7 @@ impl From<&VolumeConfig> for CheckedVolume {
             name: volume.name.clone(),
             store: store.to_owned(),
             path: volume.path.clone(),
+            image: volume.image.clone(),
             block_size: volume.block_size,
             write_back: volume.cache == Some(CacheMode::WriteBack),
             read_only: volume.read_only,
@@ -201,9 +206,12 @@ fn judge_volume(volume: &CheckedVolume, others: &[CheckedVolume]) -> Result<(), 
              (`rblk-target volume remove {name}`)"
         ));
     };
-    if (&its.store, &its.path, its.block_size) != (&volume.store, &volume.path, volume.block_size) {
+    let place = |volume: &CheckedVolume| {
+        (volume.store.clone(), volume.path.clone(), volume.image.clone(), volume.block_size)
+    };
+    if place(its) != place(volume) {
         return Err(format!(
-            "it would serve volume `{name}` from another store, path or block size than now: put the configuration \
+            "it would serve volume `{name}` from another store, path, image or block size than now: put the configuration \
              right, or remove the volume first (`rblk-target volume remove {name}`)"
         ));
     }
@@ -238,6 +246,7 @@ mod tests {
             name: name.to_owned(),
             store: "file".to_owned(),
             path: Some(format!("/srv/{name}").into()),
+            image: None,
             block_size: 4096,
             write_back: false,
             read_only: false,
@@ -276,7 +285,7 @@ mod tests {
     #[test]
     fn a_program_that_mounts_would_not_accept_is_refused() {
         type Fault = fn(&mut Checked);
-        let faults: [(Fault, &str); 17] = [
+        let faults: [(Fault, &str); 18] = [
             (|c| c.hand_over_forms = [3, 4], "drain, install, start"),
             // The version before this one.
             (|c| c.hand_over_forms = [1, 1], "form 1 to 1, and this one does so in form 2"),
@@ -290,6 +299,7 @@ mod tests {
             (|c| drop(c.volumes.remove(0)), "would not serve volume `a`"),
             (|c| c.volumes[1].path = None, "volume `b` from another store"),
             (|c| c.volumes[1].block_size = 512, "volume `b` from another store"),
+            (|c| c.volumes[1].image = Some("rbd/b".to_owned()), "volume `b` from another store"),
             (|c| c.volumes[1].write_back = true, "another cache mode"),
             (|c| c.volumes[1].read_only = true, "`b` read-only, other than now"),
             (|c| c.volumes[1].size_bytes = Some(4096), "volume `b` another size"),

@@ -34,7 +34,7 @@ pub(crate) struct Leaves {
     pub judged: Option<String>,
     /// The hosts that may connect, if that changed since.
     pub hosts: Option<Vec<HostConfig>>,
-    /// The stores, by volume.
+    /// The files and devices, by volume.
     pub stores: Vec<(String, Arc<Backing>)>,
     /// The records of the volumes, as texts.
     pub records: Vec<String>,

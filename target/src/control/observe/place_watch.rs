@@ -18,15 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use tokio::sync::{mpsc, oneshot};
 
 use super::ports;
 use crate::control::core::Core;
 use crate::control::observe::event_log::{EventLog, name_of};
 use crate::record::durable::FILE_MODE;
-use crate::store::Backing;
-use crate::store::at_path::AtPath;
+use crate::store::OpenStore;
 use crate::volume::Volume;
 use crate::volume::ids::VolumeIndex;
 use rblk_operate::target::events::{EventKind, Occurrence};
@@ -40,6 +38,8 @@ const STORE_AGE: Duration = Duration::from_millis(200);
 const STATE_AGE: Duration = Duration::from_secs(1);
 /// Time between looks without a client.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Time between looks at images, without a client: such a look asks nothing of the cluster.
+const IMAGE_PERIOD: Duration = Duration::from_secs(2);
 /// How long a client waits for looks. A longer look is reported as a fault.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Looks at a time, without those that hang.
@@ -51,7 +51,7 @@ const HANGING: usize = 128;
 const PROBE_BYTES: usize = 4096;
 
 /// The stores of volumes that have one.
-type Backings = HashMap<VolumeIndex, Arc<Backing>>;
+type Backings = HashMap<VolumeIndex, OpenStore>;
 
 /// A place to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -82,7 +82,7 @@ pub(in crate::control) struct Looked {
 #[derive(Debug)]
 struct Queued {
     place: Watched,
-    backing: Option<Arc<Backing>>,
+    backing: Option<OpenStore>,
     since: Instant,
 }
 
@@ -188,16 +188,36 @@ impl PlaceWatch {
 
     /// Begins to look at every place that was not looked at for too long: `age` for a store.
     fn look(&mut self, backings: &Backings, age: Duration, now: Instant) {
+        self.look_unless(backings, (age, age, STATE_AGE), now);
+    }
+
+    /// Looks without a client: at images often, since such a look asks nothing of the cluster.
+    fn look_by_itself(&mut self, backings: &Backings, now: Instant) {
+        let rarely = PERIOD.saturating_sub(IMAGE_PERIOD / 2);
+        self.look_unless(backings, (STORE_AGE, rarely, rarely), now);
+    }
+
+    /// Begins to look at every place that was not looked at for longer: an image, another store, and
+    /// all other places.
+    fn look_unless(
+        &mut self,
+        backings: &Backings,
+        (age, local_age, state_age): (Duration, Duration, Duration),
+        now: Instant,
+    ) {
         self.seen.retain(|place, _| match place {
             Watched::Store(index) => backings.contains_key(index),
             Watched::StateDir | Watched::Ports => true,
         });
         let stores = backings.iter();
-        let stores = stores.map(|(index, backing)| (Watched::Store(*index), Some(backing), age));
+        let stores = stores.map(|(index, backing)| {
+            let age = if backing.image().is_some() { age } else { local_age };
+            (Watched::Store(*index), Some(backing), age)
+        });
         let has_store = !backings.is_empty();
         let state = self.probe.iter().filter(|_| has_store);
-        let state = state.map(|_| (Watched::StateDir, None, STATE_AGE));
-        let ports = self.root.iter().map(|_| (Watched::Ports, None, STATE_AGE));
+        let state = state.map(|_| (Watched::StateDir, None, state_age));
+        let ports = self.root.iter().map(|_| (Watched::Ports, None, state_age));
         let all: Vec<_> = stores.chain(state).chain(ports).collect();
         for (place, backing, age) in all {
             let seen = self.seen.entry(place).or_default();
@@ -207,7 +227,9 @@ impl PlaceWatch {
                 self.queue.push_back(Queued { place, backing: backing.cloned(), since: now });
             }
         }
-        self.next_round = has_store.then(|| now + PERIOD);
+        let has_image = backings.values().any(|store| store.image().is_some());
+        let period = if has_image { IMAGE_PERIOD } else { PERIOD };
+        self.next_round = has_store.then(|| now + period);
         self.begin(now);
     }
 
@@ -228,9 +250,7 @@ impl PlaceWatch {
             tokio::task::spawn_blocking(move || {
                 let found = match (place, backing) {
                     (Watched::Ports, _) => LookResult::Ports(ports::all(&root.unwrap_or_default())),
-                    (_, Some(backing)) => {
-                        LookResult::Store(AtPath::look(&backing).told(&backing), backing.room())
-                    }
+                    (_, Some(backing)) => LookResult::Store(backing.fault(), backing.room()),
                     (_, None) => LookResult::StateDir(probe_state(&probe.unwrap_or_default())),
                 };
                 // An error means that control has ended.
@@ -306,10 +326,9 @@ impl PlaceWatch {
             let Some(seen) = self.seen.get_mut(&place) else { continue };
             let Some(backing) = backings.get(index) else { continue };
             let is_new = seen.fault.as_ref().map(|f| f.kind) != Some(StoreFaultKind::CannotSee);
-            let silent = AtPath::CannotSee(Errno::ETIMEDOUT);
-            seen.fault = silent.told(backing);
-            if is_new {
-                news.push(PlaceNews { place, fault: Some(silent.describe(backing)) });
+            seen.fault = backing.silence();
+            if is_new && let Some(silent) = &seen.fault {
+                news.push(PlaceNews { place, fault: Some(silent.to_string()) });
             }
         }
         if state_is_late {
@@ -359,7 +378,7 @@ impl PlaceWatch {
             None => {
                 news = self.late(backings, now);
                 if self.next_round.is_some_and(|at| now >= at) {
-                    self.look(backings, STORE_AGE, now);
+                    self.look_by_itself(backings, now);
                 }
             }
         }
@@ -414,7 +433,7 @@ fn tell(PlaceNews { place, fault }: PlaceNews, core: &Core, events: &mut EventLo
             Watched::StateDir => tracing::info!("state_dir can be written again"),
             Watched::Ports => {}
             Watched::Store(_) => {
-                tracing::info!(volume = name, "its file or device is as it is served again");
+                tracing::info!(volume = name, "its store is as it is served again");
             }
         }
         return;
@@ -449,13 +468,14 @@ fn probe_state(path: &Path) -> Result<(u64, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::OpenOptions;
+    use crate::store::{Backing, OpenOptions};
 
     fn backings(directory: &Path, count: u16) -> Backings {
         let backing = |index: u16| {
             let path = directory.join(index.to_string());
             File::create(&path).unwrap().set_len(1 << 20).unwrap();
-            Arc::new(Backing::open(&path, &OpenOptions::default()).unwrap())
+            let backing = Backing::open(&path, &OpenOptions::default()).unwrap();
+            OpenStore::Local(Arc::new(backing))
         };
         (0..count).map(|index| (VolumeIndex(index), backing(index))).collect()
     }

@@ -102,9 +102,11 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         latency.add(&stats.times());
         dirty_ms = dirty_ms.max(stats.dirty_since().age_ms(now_ms));
     }
+    let is_on_image = control.volumes.backing(v.index).is_some_and(|store| store.image().is_some());
     VolumeStatus {
         name: v.name.to_string(),
         store: match v.placement {
+            Placement::Store if is_on_image => "rbd",
             Placement::Store => "file",
             Placement::Memory(_) => "memory",
             Placement::Null => "null",

@@ -33,7 +33,7 @@ use crate::control::volumes::Volumes;
 use crate::control::volumes::change_files::ChangeFiles;
 use crate::control::{Control, Description, ToControl};
 use crate::memory::demand::Demand;
-use crate::store::Backing;
+use crate::store::OpenStore;
 use crate::volume::{Placement, Volume};
 use rblk_operate::target::ask::{Response, STOPPING, stopping};
 use rblk_operate::target::events::{EventKind, Occurrence};
@@ -165,7 +165,11 @@ impl Upgrades {
             ran: running.dump().unwrap_or_default(),
             judged: config,
             hosts,
-            stores: stores(core, volumes),
+            // The next program opens images anew: their clients end with this one.
+            stores: stores(core, volumes)
+                .into_iter()
+                .filter_map(|(name, store)| Some((name, Arc::clone(store.local()?))))
+                .collect(),
             records: Vec::new(),
         };
         Some(Departure { program, note, leaves })
@@ -275,10 +279,10 @@ pub(in crate::control) fn may_upgrade(
 }
 
 /// The open stores, by volume.
-fn stores(core: &Core, volumes: &Volumes) -> Vec<(String, Arc<Backing>)> {
+fn stores(core: &Core, volumes: &Volumes) -> Vec<(String, OpenStore)> {
     let opened = |volume: &Arc<Volume>| {
         let backing = volumes.backing(volume.index)?;
-        Some((volume.name.to_string(), Arc::clone(backing)))
+        Some((volume.name.to_string(), backing.clone()))
     };
     core.volumes().iter().filter_map(opened).collect()
 }

@@ -7,7 +7,6 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, eaccess};
@@ -18,8 +17,8 @@ use rblk_operate::said_once;
 use super::remembered::Remembered;
 use crate::control::hand_over::{Checked, ask_program, can_hand_over, judge};
 use crate::memory::demand::{GivenBack, HostMemory};
-use crate::store::Backing;
 use crate::store::at_path::AtPath;
+use crate::store::{Backing, OpenStore};
 
 /// A running program. See the module.
 #[derive(Debug)]
@@ -33,7 +32,7 @@ pub(crate) struct Predecessor {
     /// The devices that it serves by.
     pub(in crate::control) devices: Vec<DeviceCaps>,
     /// Its stores, by volume.
-    pub(in crate::control) stores: Vec<(String, Arc<Backing>)>,
+    pub(in crate::control) stores: Vec<(String, OpenStore)>,
     /// The records that the state directory must hold.
     pub(in crate::control) remembered: Remembered,
     /// The upgrade is forced: data may be lost.
@@ -66,7 +65,7 @@ impl Predecessor {
         self.can_go_on()?;
         if !self.forced {
             self.remembered.is_on_disk()?;
-            self.stores.iter().try_for_each(|(volume, backing)| is_at_its_path(volume, backing))?;
+            self.stores.iter().try_for_each(|(volume, store)| would_be_found(volume, store))?;
         }
         let checked = ask_program(program)?;
         let fault = |error: String| format!("{}: {error}", program.display());
@@ -100,7 +99,18 @@ impl Predecessor {
     }
 }
 
-/// Whether a start would find an open store at its path, unchanged.
+/// Whether a start would find an open store unchanged.
+fn would_be_found(volume: &str, store: &OpenStore) -> Result<(), String> {
+    match store {
+        OpenStore::Local(backing) => is_at_its_path(volume, backing),
+        OpenStore::Image(image) => match image.look() {
+            None => Ok(()),
+            Some(fault) => Err(format!("volume `{volume}`: {fault}. A start could not open it")),
+        },
+    }
+}
+
+/// Whether a start would find an open file or device at its path, unchanged.
 fn is_at_its_path(volume: &str, backing: &Backing) -> Result<(), String> {
     let fault = |what: String| {
         format!(

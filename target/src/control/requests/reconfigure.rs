@@ -265,6 +265,7 @@ fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChang
             Some(VolumeChange::Become(VolumeConfig { size: volume.size, ..old.clone() }))
         }
         VolumeChange::Remove { .. }
+        | VolumeChange::Lose { .. }
         | VolumeChange::Resize { .. }
         | VolumeChange::WriteBack { .. }
         | VolumeChange::Snapshot { .. } => None,

@@ -3,6 +3,7 @@
 //! the store by a thread that may block.
 
 pub(super) mod change_files;
+pub(super) mod lost_images;
 mod settling;
 mod store_work;
 pub(super) mod wanted;
@@ -26,10 +27,11 @@ use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{SettleTicket, StepTicket, ToGroup, VolumeStep};
 use crate::pool::opening::OpenedVolume;
 use crate::record::{AtRisk, ServedVolume, VolumeRecord};
-use crate::store::{Backing, StoreIdentity};
+use crate::store::{OpenStore, StoreIdentity};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 use change_files::ChangeFiles;
+use lost_images::{LostImage, LostImages};
 use settling::SettlesUnderWay;
 use store_work::{StoreDone, StoreWork, StoreWorks};
 use wanted::{altered, anew, forgets, served, take_memory};
@@ -46,6 +48,15 @@ pub(crate) struct ChangedVolume {
     pub bytes: u64,
     /// The data that is lost, if it was removed by force and its store did not take everything.
     pub given_up: Option<String>,
+}
+
+/// News of the store of a volume.
+#[derive(Debug)]
+pub(super) enum VolumeNews {
+    /// Work at a store ended.
+    StoreDone(StoreDone),
+    /// An image is lost.
+    Lost(LostImage),
 }
 
 /// A change that is being carried out, for the client that waits for it.
@@ -70,7 +81,7 @@ struct Underway {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Volumes {
-    backings: HashMap<VolumeIndex, Arc<Backing>>,
+    backings: HashMap<VolumeIndex, OpenStore>,
     // For people, by name.
     notes: HashMap<String, VolumeNotes>,
     // The index of the next new volume, and the number of indexes.
@@ -80,6 +91,7 @@ pub(super) struct Volumes {
     underway: Option<Underway>,
     works: StoreWorks,
     settling: SettlesUnderWay,
+    lost: LostImages,
     // The first volume of this run that was removed without its store.
     given_up: Option<String>,
 }
@@ -89,11 +101,14 @@ impl Volumes {
     /// for volumes in its life.
     pub(super) fn new(
         count: usize,
-        backings: HashMap<VolumeIndex, Arc<Backing>>,
+        backings: HashMap<VolumeIndex, OpenStore>,
         notes: HashMap<String, VolumeNotes>,
         places: u16,
     ) -> Self {
+        let lost = LostImages::new();
+        backings.iter().for_each(|(volume, store)| lost.listen_to(*volume, store));
         Self {
+            lost,
             backings,
             notes,
             next: u16::try_from(count).unwrap_or(u16::MAX),
@@ -112,12 +127,12 @@ impl Volumes {
     }
 
     /// The open store of a volume.
-    pub(super) fn backing(&self, volume: VolumeIndex) -> Option<&Arc<Backing>> {
+    pub(super) fn backing(&self, volume: VolumeIndex) -> Option<&OpenStore> {
         self.backings.get(&volume)
     }
 
     /// The stores of volumes that have one.
-    pub(super) fn backings(&self) -> &HashMap<VolumeIndex, Arc<Backing>> {
+    pub(super) fn backings(&self) -> &HashMap<VolumeIndex, OpenStore> {
         &self.backings
     }
 
@@ -126,9 +141,47 @@ impl Volumes {
         self.notes.get(name).cloned().unwrap_or_default()
     }
 
-    /// The next work at a store that ended. Cancel safe.
-    pub(super) async fn store_done(&mut self) -> Option<StoreDone> {
-        self.works.next().await
+    /// The next news of a store. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<VolumeNews> {
+        tokio::select! {
+            Some(done) = self.works.next() => Some(VolumeNews::StoreDone(done)),
+            Some(lost) = self.lost.next() => Some(VolumeNews::Lost(lost)),
+            else => None,
+        }
+    }
+
+    /// The image of a volume is lost: the volume goes, as soon as no other change is under way.
+    pub(super) fn lose(&mut self, volume: VolumeIndex) {
+        self.lost.add(volume);
+    }
+
+    /// Whether a volume with a lost image is still served.
+    pub(super) fn has_lost(&self) -> bool {
+        !self.lost.waiting().is_empty()
+    }
+
+    /// Begins to end a volume with a lost image, if no change is under way.
+    pub(super) fn end_lost(
+        &mut self,
+        core: &mut Core,
+        (running, persister): (&RunningConfig, &Persister),
+    ) {
+        let Some(which) = self.lost.waiting().first().copied() else { return };
+        if self.underway.is_some() {
+            return;
+        }
+        if let Some(volume) = core.volume(which) {
+            let change = VolumeChange::Lose { name: volume.name.to_string(), which };
+            // Nothing waits for the end of this change.
+            let (reply, _) = oneshot::channel();
+            let wanted = (change, ChangeFiles::default(), false);
+            self.change(wanted, core, (running, persister), reply);
+            if self.underway.is_none() {
+                // Another change is about to begin. The next tick tries again.
+                return;
+            }
+        }
+        self.lost.remove(which);
     }
 
     /// Makes the writes of hosts to a volume durable, in every poll group.
@@ -219,6 +272,7 @@ impl Volumes {
         if change.is_addition() {
             self.next = volume.index.0 + 1;
             if let Some(backing) = files.opened.as_ref().and_then(|opened| opened.backing.clone()) {
+                self.lost.listen_to(volume.index, &backing);
                 self.backings.insert(volume.index, backing);
             }
         }
@@ -260,6 +314,14 @@ impl Volumes {
                 }
                 Ok((Arc::clone(volume), None))
             }
+            VolumeChange::Lose { which, .. } => {
+                running.volume(name)?;
+                let volume = served(name, core)?;
+                if *which != volume.index {
+                    return Err(anew(name));
+                }
+                Ok((Arc::clone(volume), None))
+            }
             VolumeChange::WriteBack { .. } => {
                 let config = running.volume(name)?.clone();
                 Ok((Arc::clone(served(name, core)?), Some(config)))
@@ -280,7 +342,15 @@ impl Volumes {
                 // A snapshot changes nothing of its volume.
                 let config = running.volume(name)?.clone();
                 let volume = served(name, core)?;
-                if !self.backing(volume.index).is_some_and(|backing| backing.is_file()) {
+                let backing = self.backing(volume.index);
+                if let Some(image) = backing.and_then(OpenStore::image) {
+                    let image = image.name();
+                    return Err(format!(
+                        "{name} is an image of a Ceph cluster: `rbd snap create {image}@NAME` makes a snapshot, and \
+                         `rblk-target volume add` serves {image}@NAME"
+                    ));
+                }
+                if !backing.and_then(OpenStore::local).is_some_and(|backing| backing.is_file()) {
                     return Err(format!(
                         "{name} is not in a regular file, and only a file can be cloned: clone a block device with the tool \
                         that made it (LVM, ZFS)"
@@ -338,7 +408,8 @@ impl Volumes {
             VolumeStep::CutBack => {
                 let underway = self.underway.as_mut();
                 let len = underway.and_then(|underway| underway.lengthened.take());
-                let (Some(len), Some(backing)) = (len, backing) else {
+                let local = backing.as_ref().and_then(OpenStore::local).cloned();
+                let (Some(len), Some(backing)) = (len, local) else {
                     return core.stepped(Ok(()), Instant::now());
                 };
                 self.works.cut_back(ticket, backing, len, volume.size_bytes());
@@ -562,8 +633,7 @@ impl Volumes {
             groups.iter_mut().for_each(|handle| handle.forget_volume(volume.index));
             self.notes.remove(name);
         }
-        let has_size =
-            !matches!(change, VolumeChange::Remove { .. } | VolumeChange::WriteBack { .. });
+        let has_size = !change.is_removal() && !matches!(change, VolumeChange::WriteBack { .. });
         let bytes = if has_size { volume.size_bytes() } else { 0 };
         let outcome = result.map(|()| ChangedVolume { config, bytes, given_up: note });
         drop(files);
@@ -575,7 +645,7 @@ impl Volumes {
 /// Has every poll group serve another volume.
 fn begin_add(
     ticket: StepTicket,
-    (volume, backing): (&Arc<Volume>, Option<Arc<Backing>>),
+    (volume, backing): (&Arc<Volume>, Option<OpenStore>),
     groups: &mut Groups,
     devices: &mut Devices,
 ) -> Result<(), String> {
@@ -601,8 +671,7 @@ fn begin_add(
 
 /// Fences the hosts of a volume that was served from another file or device before.
 fn compare_store(volume: &Volume, opened: &OpenedVolume, core: &mut Core, persister: &Persister) {
-    let identity: Option<StoreIdentity> =
-        opened.backing.as_ref().and_then(|backing| backing.identity().cloned());
+    let identity: Option<StoreIdentity> = opened.backing.as_ref().and_then(OpenStore::identity);
     persister.serve_from(volume.uuid, identity.clone());
     if core.serve_from(volume, identity.as_ref()) {
         tracing::error!(

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use crate::data::poll_group::{StepTicket, VolumeStep};
 use crate::pool::reflink::CloneFile;
-use crate::store::Backing;
+use crate::store::{Backing, OpenStore};
 use crate::volume::{Placement, Volume};
 
 /// The end of work at a store.
@@ -56,7 +56,7 @@ impl StoreWorks {
         ticket: StepTicket,
         volume: Arc<Volume>,
         before: Option<Arc<Volume>>,
-        backing: Option<Arc<Backing>>,
+        backing: Option<OpenStore>,
     ) {
         self.begin(ticket, move || {
             match (&volume.placement, before.as_ref().map(|old| &old.placement)) {
@@ -86,12 +86,13 @@ impl StoreWorks {
         &self,
         ticket: StepTicket,
         step: VolumeStep,
-        files: (Option<Arc<CloneFile>>, Option<Arc<Backing>>),
+        files: (Option<Arc<CloneFile>>, Option<OpenStore>),
     ) {
         self.begin(ticket, move || {
-            let result = match files {
-                (Some(clone), Some(backing)) if step == VolumeStep::Probe => clone.probe(&backing),
-                (Some(clone), Some(backing)) => clone.share_all(&backing),
+            let (clone, store) = files;
+            let result = match (clone, store.as_ref().and_then(OpenStore::local)) {
+                (Some(clone), Some(backing)) if step == VolumeStep::Probe => clone.probe(backing),
+                (Some(clone), Some(backing)) => clone.share_all(backing),
                 _ => Ok(()),
             };
             result.map(|()| StoreWork::Cloned).map_err(|error| error.to_string())

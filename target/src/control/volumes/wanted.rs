@@ -9,7 +9,7 @@ use rblk_fabric::{PageKind, Region};
 
 use crate::control::core::Core;
 use crate::control::running_config::RunningConfig;
-use crate::store::Backing;
+use crate::store::OpenStore;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
@@ -30,15 +30,23 @@ pub(super) fn altered(
     config: &VolumeConfig,
     bytes: Option<u64>,
     before: &Volume,
-    (running, backings): (&RunningConfig, &HashMap<VolumeIndex, Arc<Backing>>),
+    (running, backings): (&RunningConfig, &HashMap<VolumeIndex, OpenStore>),
 ) -> Result<Volume, String> {
     let name = &config.name;
     let old = running.volume(name)?;
-    if (old.store, &old.path, old.block_size, old.direct)
-        != (config.store, &config.path, config.block_size, config.direct)
-    {
+    fn place(config: &VolumeConfig) -> impl PartialEq {
+        let files = (config.path.clone(), config.ceph_conf.clone(), config.keyring.clone());
+        (
+            config.store,
+            files,
+            (config.image.clone(), config.user.clone()),
+            config.block_size,
+            config.direct,
+        )
+    }
+    if place(old) != place(config) {
         return Err(format!(
-            "store, path, block_size and direct of {name} cannot change while it is served: remove it first \
+            "store, path, image (with ceph_conf, user, keyring), block_size and direct of {name} cannot change while it is served: remove it first \
              (`rblk-target volume remove {name}`)"
         ));
     }
@@ -55,7 +63,7 @@ pub(super) fn altered(
                 "the store of {name} was opened for reading: remove it and add it again without read_only"
             ));
         }
-        let is_fixed = !backing.is_file() || backing.read_only();
+        let is_fixed = !backing.can_grow();
         let has = backing.measured().map_err(|error| error.to_string())?;
         if is_fixed && bytes > has {
             return Err(format!("the store of {name} has {has} bytes, and {bytes} are more"));

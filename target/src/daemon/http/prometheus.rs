@@ -122,9 +122,9 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
     for v in volumes {
         family.sample(&[("volume", &v.name)], u64::from(v.in_use));
     }
-    let help = "1 if the path no longer leads to the file or device that is served, else 0.";
+    let help = "1 if the path no longer leads to the file or device that is served, or the image does not answer, else 0.";
     let mut family = all.family("rblk_target_volume_store_fault", Kind::Gauge, help);
-    for v in volumes.iter().filter(|v| v.store == "file") {
+    for v in volumes.iter().filter(|v| v.has_store()) {
         family.sample(&[("volume", &v.name)], u64::from(v.store_fault.is_some()));
     }
     of_rooms(all, volumes);

@@ -43,6 +43,7 @@ impl<S: Store> PollGroup<S> {
                 self.add_by_step(ticket, &volume, stats, registered);
             }
             ToGroup::Step { ticket, volume, step } => self.take_step(ticket, volume, step),
+            ToGroup::Lost(volume) => self.lose(volume),
             ToGroup::Settle { ticket, volume } => self.settle(ticket, volume),
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::other_groups::OtherGroups;
 use super::{FromGroup, PollGroup, StepTicket, ToGroup};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
-use crate::store::backing::Backing;
+use crate::store::OpenStore;
 use crate::store::uring::{FdToken, MAX_WATCHES, TurnSleep, UringStore, WatchSet};
 use crate::volume::Volume;
 use crate::volume::ids::VolumeIndex;
@@ -70,7 +70,7 @@ impl GroupHandle {
     pub(crate) fn add_volume(
         &mut self,
         volume: Arc<Volume>,
-        backing: Option<Arc<Backing>>,
+        backing: Option<OpenStore>,
     ) -> io::Result<()> {
         let stats = self.new_stats(volume.index);
         let mail =
@@ -255,7 +255,7 @@ impl GroupThread {
         while let Some(message) = self.mail.receive() {
             if let Some((volume, backing, ticket)) = brought(&message) {
                 let store = self.group.store_mut();
-                if let Err(error) = store.add_volume(volume.index, Arc::clone(backing)) {
+                if let Err(error) = store.add_volume(volume.index, backing.clone()) {
                     tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
                     if let Some(ticket) = ticket {
                         let group = self.group.index();
@@ -472,7 +472,7 @@ struct Stop {
 }
 
 /// The volume with a store that a message brings, and its step, if the message is a step.
-fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<StepTicket>)> {
+fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &OpenStore, Option<StepTicket>)> {
     match message {
         ToGroup::AddVolume { volume, backing, step, .. } => {
             Some((volume, backing.as_ref()?, *step))

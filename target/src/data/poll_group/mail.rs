@@ -9,6 +9,7 @@ use super::slow::SlowIo;
 use crate::cache::{StoreFailure, Unsaved};
 use crate::data::connection::{ConnectionParams, EndedMemory};
 use crate::data::poll_group::trace_ring::TraceRing;
+use crate::store::OpenStore;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
 use crate::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex, VolumeIndex};
@@ -140,8 +141,8 @@ pub enum ToGroup {
     AddVolume {
         /// The volume.
         volume: Arc<Volume>,
-        /// Its file, for volumes with a store.
-        backing: Option<Arc<Backing>>,
+        /// Its store, if it has one.
+        backing: Option<OpenStore>,
         /// This poll group's counters of the volume.
         stats: Arc<VolumeStats>,
         /// For a volume in memory: its registrations, each with the place of its device.
@@ -159,6 +160,9 @@ pub enum ToGroup {
         /// The step.
         step: VolumeStep,
     },
+    /// The store of a volume is lost: ends the connections of its hosts, and answers nothing more
+    /// for it. [`VolumeStep::Abandon`] follows.
+    Lost(VolumeIndex),
     /// Makes durable the data that hosts wrote to a volume so far, while it is served. Several may
     /// run at a time.
     Settle {

@@ -144,6 +144,15 @@ impl<S: Store> PollGroup<S> {
         self.steps.under_way = Some((ticket, index, until));
     }
 
+    /// Ends the connections of a volume with a lost store. From here on nothing of it is answered,
+    /// neither from the store nor from the cache.
+    #[cold]
+    pub(super) fn lose(&mut self, volume: VolumeIndex) {
+        self.turn.access.remove(volume);
+        self.end_those_who_know(volume);
+        self.turn.shard.store_mut().let_go(volume);
+    }
+
     /// Ends the connections of every session that ever opened a volume. Returns them, together with
     /// those that were ending before.
     fn end_those_who_know(&mut self, volume: VolumeIndex) -> Vec<ConnectionId> {

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BLOCKS: usize = 96;
+pub(super) const BLOCKS: usize = 96;
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub(super) enum Kind {
     Read,
     Write { fua: bool, seed: u8 },
     Flush,
@@ -29,7 +29,7 @@ fn kind() -> impl Strategy<Value = Kind> {
 
 /// The layout of an op's memory.
 #[derive(Clone, Copy, Debug)]
-enum Layout {
+pub(super) enum Layout {
     /// One segment.
     Whole,
     /// Segments one after another, equivalent to one.
@@ -46,18 +46,18 @@ fn layout() -> impl Strategy<Value = Layout> {
 }
 
 /// One op: kind, first block, blocks, layout of its memory.
-type Step = (Kind, usize, usize, Layout);
+pub(super) type Step = (Kind, usize, usize, Layout);
 
 /// The ops of one round run together. Their ranges are parts of the volume cut at the given places,
 /// so none overlaps another.
 #[derive(Clone, Debug)]
-struct Round {
-    steps: Vec<Step>,
+pub(super) struct Round {
+    pub steps: Vec<Step>,
     /// Determines the cuts of the memory and the places of its segments.
     seed: u64,
 }
 
-fn rounds() -> impl Strategy<Value = Vec<Round>> {
+pub(super) fn rounds() -> impl Strategy<Value = Vec<Round>> {
     let kinds = prop::collection::vec((kind(), layout()), 1..12);
     let round = (kinds, prop::collection::btree_set(0..=BLOCKS, 2..24), any::<u64>());
     let round = round.prop_map(|(kinds, cuts, seed)| {
@@ -135,7 +135,7 @@ fn lay_out(round: &Round, block: usize, unit: usize) -> Vec<Vec<Segment>> {
 
 /// Runs the rounds on an engine and on a `Vec`, and compares the whole region after each round, and
 /// the whole volume at the end.
-fn compare(
+pub(super) fn compare(
     engine: &mut impl Engine,
     region: &Region,
     block: usize,

@@ -45,7 +45,7 @@ pub struct Counters {
 
 impl Counters {
     /// Counts the end of an op.
-    pub(super) fn count(&mut self, kind: &OpKind, result: Result<u32, Errno>) {
+    pub(in crate::store) fn count(&mut self, kind: &OpKind, result: Result<u32, Errno>) {
         let (_, len) = kind.range();
         let (ops, bytes) = match *kind {
             OpKind::Read { .. } => (&mut self.reads, &mut self.read_bytes),

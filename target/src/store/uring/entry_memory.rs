@@ -46,7 +46,7 @@ impl EntryMemory {
 /// A part of a region, in the kernel's format.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub(super) struct IoVec(libc::iovec);
+pub(in crate::store) struct IoVec(libc::iovec);
 
 // SAFETY: an address and a length, which no code here dereferences; the region they come from is
 // Send and Sync.
@@ -74,7 +74,7 @@ impl IoVec {
 
 /// The remaining memory of a read or write, in order.
 #[derive(Debug, Default)]
-pub(super) struct IoVecs {
+pub(in crate::store) struct IoVecs {
     list: Vec<IoVec>,
     // Parts before this one are done.
     first: usize,
@@ -82,7 +82,7 @@ pub(super) struct IoVecs {
 
 impl IoVecs {
     /// Takes segments of `region`; neighbours become one. False when a segment is not inside.
-    pub(super) fn set(&mut self, region: &Region, memory: &[Segment]) -> bool {
+    pub(in crate::store) fn set(&mut self, region: &Region, memory: &[Segment]) -> bool {
         self.clear();
         for segment in memory.iter().filter(|segment| segment.len > 0) {
             let len = segment.len as usize;
@@ -96,7 +96,7 @@ impl IoVecs {
     }
 
     /// Empties the list.
-    pub(super) fn clear(&mut self) {
+    pub(in crate::store) fn clear(&mut self) {
         self.list.clear();
         self.first = 0;
     }
@@ -125,7 +125,7 @@ impl IoVecs {
 
     /// The remaining parts in the format of `readv` and `writev`: first element and number. `None`
     /// when no part remains.
-    pub(super) fn as_kernel_list(&self) -> Option<(*const libc::iovec, u32)> {
+    pub(in crate::store) fn as_kernel_list(&self) -> Option<(*const libc::iovec, u32)> {
         let rest = self.rest();
         let parts = u32::try_from(rest.len()).ok().filter(|&parts| parts > 0)?;
         // `IoVec` is transparent.

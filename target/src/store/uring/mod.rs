@@ -13,6 +13,8 @@
 //! - This store holds the memory an entry points to (the region, the zero pages, the op's list of
 //!   parts), and does not move it until the kernel has completed the entry; a store dropped while
 //!   the kernel does not answer leaks that memory rather than freeing it.
+//! - Ops of images do not touch the ring: librbd ends them by its own threads, which ring the
+//!   store's door while the data thread sleeps.
 //! - The thread of the first turn owns the ring; after that, only that thread may change volumes
 //!   and watches.
 
@@ -37,6 +39,7 @@ use rblk_fabric::{PageKind, Region};
 use rblk_protocol::width::{narrow, wide};
 
 pub use self::counters::Counters;
+pub(super) use self::entry_memory::IoVecs;
 use self::entry_memory::{EntryMemory, Pieces};
 use self::op::{Ops, Phase, ZERO_CHUNK};
 use self::ring::{Ring, USER_OP, USER_WATCH};
@@ -47,6 +50,8 @@ use self::sync_wait::SyncWaiters;
 use self::watch_set::{DOOR, Watches, checked};
 pub use self::watch_set::{FdToken, MAX_WATCHES, WatchSet};
 use super::backing::Backing;
+use super::open_store::OpenStore;
+use super::rbd::image_ops::ImageOps;
 use super::syncs::{SyncLook, SyncNumber};
 use super::{Op, OpDone, Segment, Store, StoreError, refusal};
 use crate::volume::ids::VolumeIndex;
@@ -78,6 +83,8 @@ pub struct UringStore {
     memory: EntryMemory,
     volumes: Box<[Option<RingVolume>]>,
     ops: Ops,
+    // The volumes on images, with their ops.
+    images: ImageOps,
     done: Vec<OpDone>,
     sync_waiters: SyncWaiters,
     watches: Watches,
@@ -142,11 +149,13 @@ impl UringStore {
         let mut watches = Watches::new();
         // Armed when an op waits for the first time.
         watches.add(sync_waiters.fd(), DOOR).map_err(fail)?;
+        let images = ImageOps::new(Arc::clone(&region), capacity, sync_waiters.door());
         Ok(Self {
             ring: Ring::new(ring),
             memory: EntryMemory { region, pieces, zeroes },
             volumes: (0..options.volumes).map(|_| None).collect(),
             ops: Ops::new(capacity),
+            images,
             done: Vec::with_capacity(wide(capacity)),
             sync_waiters,
             watches,
@@ -175,7 +184,7 @@ impl UringStore {
     pub(crate) fn add_volume(
         &mut self,
         index: VolumeIndex,
-        backing: Arc<Backing>,
+        store: impl Into<OpenStore>,
     ) -> Result<(), StoreError> {
         let volumes = narrow(self.volumes.len());
         let place = self.volumes.get_mut(usize::from(index.0));
@@ -186,6 +195,19 @@ impl UringStore {
                 path: other.backing.path().to_owned(),
             });
         }
+        if let Some(image) = self.images.image(index) {
+            return Err(StoreError::Taken { index: index.0, path: image.name().into() });
+        }
+        let backing = match store.into() {
+            OpenStore::Local(backing) => backing,
+            OpenStore::Image(image) => {
+                self.images.add(index, image);
+                self.done.reserve(wide(self.images.capacity()));
+                // Its ops end by threads that ring the door.
+                self.watches.arm(&mut self.ring, DOOR.0);
+                return Ok(());
+            }
+        };
         self.ring
             .set_file(index.0, backing.file().as_raw_fd())
             .map_err(|source| StoreError::Register { path: backing.path().to_owned(), source })?;
@@ -268,9 +290,11 @@ impl UringStore {
             TurnSleep::No => None,
             // A watch without room in the queue is armed in the next turn; this turn makes the
             // room.
-            TurnSleep::Until(time) => {
-                Some(time).filter(|t| !t.is_zero() && self.watches.arm_for_sleep(&mut self.ring))
-            }
+            TurnSleep::Until(time) => Some(time).filter(|t| {
+                !t.is_zero()
+                    && self.watches.arm_for_sleep(&mut self.ring)
+                    && self.images.fall_asleep()
+            }),
         };
         let ready = !self.done.is_empty() || !woken.is_empty();
         self.ring.enter(sleep, ready, self.ops.active() > 0)?;
@@ -281,6 +305,10 @@ impl UringStore {
         if woken.take_door() {
             self.sync_waiters.answer();
             self.look_at_syncs();
+        }
+        if self.images.is_busy() {
+            self.images.wake_up();
+            self.images.collect(&mut self.done, &mut self.counters);
         }
         Ok(())
     }
@@ -438,18 +466,20 @@ fn no_volume(volume: VolumeIndex) -> Errno {
 
 impl Store for UringStore {
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
-        if self.in_flight() >= self.ops.capacity() {
+        if self.ops.active() + self.done.len() >= self.ops.capacity() {
             return Err(op);
         }
         let region = &self.memory.region;
         let volume = self.volumes.get_mut(usize::from(op.volume.0)).and_then(Option::as_mut);
-        let backing = volume.as_ref().map(|volume| volume.backing.as_ref());
+        let Some(volume) = volume else {
+            // On an image, or nowhere.
+            return self.images.submit(op, memory, (&mut self.done, &mut self.counters));
+        };
+        let backing = Some(volume.backing.as_ref());
         if let Some(result) = refusal(backing, region.len(), &op.kind, memory) {
             self.record(&op, result);
             return Ok(());
         }
-        // An op without a volume was refused above.
-        let Some(volume) = volume else { return Err(op) };
         let Some(phase) = Phase::first(&op.kind, &volume.backing) else {
             self.record(&op, Err(Errno::EOPNOTSUPP));
             return Ok(());
@@ -473,11 +503,24 @@ impl Store for UringStore {
     }
 
     fn in_flight(&self) -> usize {
-        self.ops.active() + self.done.len()
+        self.ops.active() + self.images.in_flight() + self.done.len()
+    }
+
+    fn let_go(&mut self, volume: VolumeIndex) {
+        self.images.let_go(volume, (&mut self.done, &mut self.counters));
     }
 
     fn close(&mut self, volume: VolumeIndex) -> Result<(), StoreError> {
-        self.remove_volume(volume).map(drop)
+        if self.images.image(volume).is_none() {
+            return self.remove_volume(volume).map(drop);
+        }
+        match self.images.ops_of(volume) {
+            0 => {
+                self.images.remove(volume);
+                Ok(())
+            }
+            ops => Err(StoreError::Busy { index: volume.0, ops }),
+        }
     }
 }
 
@@ -485,7 +528,7 @@ impl Drop for UringStore {
     fn drop(&mut self) {
         let deadline = Instant::now() + DRAIN;
         let mut woken = WatchSet::default();
-        while self.ops.active() > 0 {
+        while self.ops.active() > 0 || self.images.is_busy() {
             self.done.clear();
             woken.clear();
             let left = deadline.saturating_duration_since(Instant::now());
@@ -495,6 +538,9 @@ impl Drop for UringStore {
         }
         for volume in self.volumes.iter().flatten() {
             self.sync_waiters.leave(&volume.backing);
+        }
+        if self.images.is_busy() {
+            self.images.leak();
         }
         if self.ops.active() > 0 {
             // The kernel may still write to this memory and still works on these files. The kernel

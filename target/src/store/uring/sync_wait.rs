@@ -32,6 +32,11 @@ impl SyncWaiters {
         self.door.fd()
     }
 
+    /// The door, for others that wake the store.
+    pub(super) fn door(&self) -> Door {
+        self.door.clone()
+    }
+
     /// The descriptor was readable. The caller looks at all waiting ops.
     pub(super) fn answer(&self) {
         self.door.answer();

@@ -15,6 +15,7 @@
 //! | less is at risk | lower, before the last access |
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
 //! | removed | close, write back, quiet, drop, lower |
+//! | its image is lost | close, abandon |
 //! | nothing: dirty blocks are made durable | write back |
 //! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
@@ -246,6 +247,10 @@ impl Alterations {
         if change.is_removal() {
             sessions.volume_changed(volume.index, out);
             holdings.take_from_all(volume.index, sessions, out);
+        }
+        if let VolumeChange::Lose { .. } = change {
+            // Others may write to its image now.
+            holdings.fence_holders(&volume, out);
         }
         // A change that alters nothing is of the volume as it is.
         let volume = before.clone().filter(|_| !change.alters()).unwrap_or(volume);

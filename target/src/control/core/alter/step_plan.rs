@@ -32,10 +32,11 @@ pub(super) fn steps_of(
     after: &Volume,
 ) -> Vec<VolumeStep> {
     use VolumeStep::{
-        Access, Add, Clone, Close, Drop, Hold, Lower, Probe, Quiet, Record, WriteBack,
+        Abandon, Access, Add, Clone, Close, Drop, Hold, Lower, Probe, Quiet, Record, WriteBack,
     };
     match (change, before) {
         (VolumeChange::Add(_), _) => vec![Record, Add, Access],
+        (VolumeChange::Lose { .. }, _) => vec![Close, Abandon],
         (VolumeChange::Remove { .. }, _) => match after.placement {
             Placement::Store => vec![Close, WriteBack, Quiet, Drop, Lower],
             Placement::Memory(_) | Placement::Null => vec![Close, Quiet, Drop],

@@ -20,6 +20,13 @@ pub enum VolumeChange {
         /// blocks: they are lost.
         force: bool,
     },
+    /// Serve a volume no longer, since another client has its image. Its hosts may not resume.
+    Lose {
+        /// The volume's name.
+        name: String,
+        /// The volume's index.
+        which: VolumeIndex,
+    },
     /// Give a volume another size.
     Resize {
         /// The volume's name.
@@ -50,6 +57,7 @@ impl VolumeChange {
         match self {
             Self::Add(config) | Self::Become(config) => &config.name,
             Self::Remove { name, .. }
+            | Self::Lose { name, .. }
             | Self::Resize { name, .. }
             | Self::WriteBack { name }
             | Self::Snapshot { name } => name,
@@ -61,6 +69,7 @@ impl VolumeChange {
         match self {
             Self::Add(_) => "add",
             Self::Remove { .. } => "remove",
+            Self::Lose { .. } => "lose",
             Self::Resize { .. } => "resize",
             Self::Become(_) => "set",
             Self::WriteBack { .. } => "write back",
@@ -75,7 +84,7 @@ impl VolumeChange {
 
     /// Whether the volume is served no longer when the change is done.
     pub(in crate::control) fn is_removal(&self) -> bool {
-        matches!(self, Self::Remove { .. })
+        matches!(self, Self::Remove { .. } | Self::Lose { .. })
     }
 
     /// Whether the volume is served in another way when the change is done.
@@ -85,7 +94,7 @@ impl VolumeChange {
 
     /// Whether hosts may lose the volume and data by it.
     pub(super) fn is_forced(&self) -> bool {
-        matches!(self, Self::Remove { force: true, .. })
+        matches!(self, Self::Remove { force: true, .. } | Self::Lose { .. })
     }
 
     /// Whether the volume may become smaller.

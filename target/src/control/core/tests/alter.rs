@@ -541,7 +541,9 @@ impl Chance {
                 (Some(facts), *shrink || facts.0 >= blocks)
             }
             VolumeChange::Add(_) | VolumeChange::Snapshot { .. } => (Some(facts), true),
-            VolumeChange::Become(_) => unreachable!("it is not drawn"),
+            VolumeChange::Become(_) | VolumeChange::Lose { .. } => {
+                unreachable!("it is not drawn")
+            }
         };
         let closes = match (&after, self.model.served.get(&index)) {
             (None, _) => true,

@@ -1,0 +1,508 @@
+//! The keeper of an image: the thread that opens it, looks after its lock, and closes it.
+//!
+//! All calls that may block are made here: an OSD that does not answer stops this thread, and no
+//! other one. Once a second the keeper asks the cluster for the owner of the lock. So a target
+//! without I/O learns that it has lost the image, too, and a question without an answer shows that
+//! the image is stalled.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use rblk_config::ImageName;
+
+use super::cluster::{Cluster, Pool, checked, read_text, text};
+use super::error::ImageError;
+use super::keeper_order::Order;
+use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
+use super::open_image::{Image, ImageFacts, ImageOptions, Shared, identity_of, whole_blocks};
+
+/// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
+/// lock is dead.
+const OPEN_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a program waits for its images to close when it ends.
+pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(30);
+/// Time between two looks at the lock.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time between two tries to get the lock from a live client.
+const LOCK_RETRY: Duration = Duration::from_millis(200);
+/// Most settings of an image: librbd of Ceph 19 has about 90.
+const SETTINGS_MOST: usize = 512;
+/// Most owners of a lock.
+const OWNERS_MOST: usize = 8;
+
+/// An address that no client has (RFC 5737), as Ceph writes it.
+const NOBODY: &str = "192.0.2.1:0/1";
+
+/// The number of keepers, and a way to wait for the last one.
+static KEEPERS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// Counts a keeper as long as it lives.
+struct Counted;
+
+impl Counted {
+    fn begin() -> Self {
+        *keepers() += 1;
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        *keepers() -= 1;
+        KEEPERS.1.notify_all();
+    }
+}
+
+fn keepers() -> MutexGuard<'static, usize> {
+    KEEPERS.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until every dropped image is closed, and its lock given back. False: that took longer.
+pub(crate) fn wait_until_closed(at_most: Duration) -> bool {
+    let waited = KEEPERS.1.wait_timeout_while(keepers(), at_most, |keepers| *keepers > 0);
+    let (left, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    *left == 0
+}
+
+/// The step of an open, for an error.
+type Step = Arc<Mutex<&'static str>>;
+
+/// Opens an image and takes its lock, in a new keeper. A snapshot has no lock.
+///
+/// # Errors
+/// [`ImageError`] names the image, the cause and the fix, the latest after [`OPEN_DEADLINE`].
+pub(crate) fn open(options: ImageOptions) -> Result<Image, ImageError> {
+    let library = Library::get()?;
+    let step: Step = Arc::new(Mutex::new("connect to it"));
+    let (answer, opened) = mpsc::sync_channel(1);
+    let (name, at) = (options.name.clone(), Arc::clone(&step));
+    let counted = Counted::begin();
+    let spawned = thread::Builder::new().name("rblk-image".to_owned()).spawn(move || {
+        let _counted = counted;
+        keep(library, &options, &at, &answer);
+    });
+    spawned.map_err(|source| ImageError::System { image: name.to_string(), source })?;
+    opened.recv_timeout(OPEN_DEADLINE).unwrap_or_else(|_| {
+        // The thread closes what it may still open.
+        let what = *step.lock().unwrap_or_else(PoisonError::into_inner);
+        let (image, pool) = (name.to_string(), name.pool);
+        Err(ImageError::NoAnswer { image, pool, what, within: OPEN_DEADLINE })
+    })
+}
+
+/// The life of a keeper.
+fn keep(
+    library: &'static Library,
+    options: &ImageOptions,
+    step: &Step,
+    answer: &SyncSender<Result<Image, ImageError>>,
+) {
+    let (sender, orders) = mpsc::channel();
+    let kept = match Kept::open(library, options, step, sender.clone()) {
+        Ok(kept) => kept,
+        // An error means that nothing waits any more.
+        Err(error) => return drop(answer.send(Err(error))),
+    };
+    // If nothing waits any more, the drop of the image is the order to close it.
+    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), sender))));
+    kept.run(&orders);
+}
+
+/// An image of librbd. The drop closes it, which gives the lock back.
+struct OpenImage {
+    library: &'static Library,
+    handle: Handle,
+}
+
+impl Drop for OpenImage {
+    fn drop(&mut self) {
+        // SAFETY: no op, watch or thread uses the image any more.
+        let closed = checked(unsafe { (self.library.rbd_close)(self.handle) });
+        if let Err(errno) = closed {
+            tracing::warn!(%errno, "an image was not closed in good order");
+        }
+    }
+}
+
+/// The notices of a change of an image. The drop ends them.
+struct Watch {
+    library: &'static Library,
+    handle: Handle,
+    number: u64,
+    argument: *mut Sender<Order>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // SAFETY: the image is open, and the watch is its own.
+        let ended = unsafe { (self.library.rbd_update_unwatch)(self.handle, self.number) };
+        if checked(ended).is_ok() {
+            // SAFETY: made by `Box::into_raw`; no callback runs after the end of the watch.
+            drop(unsafe { Box::from_raw(self.argument) });
+        }
+    }
+}
+
+unsafe extern "C" fn on_update(argument: *mut c_void) {
+    // SAFETY: the argument of the watch, which lives as long as the watch.
+    let orders = unsafe { &*argument.cast::<Sender<Order>>() };
+    // An error means that the keeper ends.
+    let _ = orders.send(Order::Changed);
+}
+
+/// An image in the hands of its keeper. The fields are dropped in this order.
+struct Kept {
+    watch: Option<Watch>,
+    image: OpenImage,
+    _pool: Pool,
+    cluster: Cluster,
+    user: String,
+    shared: Arc<Shared>,
+    // The last look found that librbd does not hold the lock, which the cluster still has for it.
+    is_doubtful: bool,
+}
+
+impl Kept {
+    fn open(
+        library: &'static Library,
+        options: &ImageOptions,
+        step: &Step,
+        orders: Sender<Order>,
+    ) -> Result<Self, ImageError> {
+        let begin = |what| *step.lock().unwrap_or_else(PoisonError::into_inner) = what;
+        let name = &options.name;
+        let fail = Failing { name, user: &options.cluster.user };
+        let cluster = Cluster::connect(library, &options.cluster, name)?;
+        let fsid = cluster.fsid().map_err(|errno| fail.at("read the id of the cluster", errno))?;
+        begin("open its pool");
+        let pool = cluster.pool(name).map_err(|errno| match errno {
+            Errno::ENOENT => {
+                ImageError::NoPool { image: name.to_string(), pool: name.pool.clone() }
+            }
+            errno => fail.at("open its pool", errno),
+        })?;
+        begin("open the image");
+        let image = open_in(library, &pool, name).map_err(|errno| match errno {
+            Errno::ENOENT => {
+                ImageError::NoImage { image: name.to_string(), pool: name.pool.clone() }
+            }
+            errno => fail.at("open the image", errno),
+        })?;
+        refuse_caches(&image, &fail)?;
+        let own_address = match name.snap {
+            Some(_) => None,
+            None => {
+                begin("take its exclusive lock");
+                Some(take_lock(&image, options.lock_wait, &fail)?)
+            }
+        };
+        begin("read the image");
+        let facts = read_facts(&image, (&fsid, &pool), options, &fail)?;
+        let facts = ImageFacts { own_address, ..facts };
+        let size = measure(&image).map_err(|errno| fail.at("measure it", errno))?;
+        whole_blocks(name, size, options.block_size)?;
+        let watch = Some(watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?);
+        let shared = Arc::new(Shared::new(facts, size));
+        let (versions, lock) = (library.versions(), shared.facts.own_address.as_deref());
+        tracing::info!(image = %name, identity = shared.facts.identity, lock, versions, "an image is open");
+        Ok(Self {
+            watch,
+            image,
+            _pool: pool,
+            cluster,
+            user: options.cluster.user.clone(),
+            shared,
+            is_doubtful: false,
+        })
+    }
+
+    fn run(mut self, orders: &Receiver<Order>) {
+        let mut look_at = Instant::now() + LOOK;
+        let mut ended = 0;
+        loop {
+            let left = look_at.saturating_duration_since(Instant::now());
+            match orders.recv_timeout(left) {
+                Ok(Order::Changed) => self.measure(),
+                Ok(Order::Resize(to, reply)) => drop(reply.send(self.resize(to))),
+                Ok(Order::MayFence(reply)) => drop(reply.send(self.may_fence())),
+                Ok(Order::Close) | Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    ended = self.look_at_ops(ended);
+                    self.look_at_lock();
+                    look_at = Instant::now() + LOOK;
+                }
+            }
+        }
+        // Before the image.
+        self.watch = None;
+    }
+
+    /// Notes whether any op has ended since the last look, if some are under way.
+    fn look_at_ops(&self, last: u64) -> u64 {
+        let shared = &self.shared;
+        let ended = shared.ended.load(Ordering::Relaxed);
+        let is_stuck = shared.begun.load(Ordering::Relaxed) != ended && ended == last;
+        match (is_stuck, shared.stuck_since.load(Ordering::Relaxed)) {
+            (true, 0) => shared.stuck_since.store(shared.now_ms(), Ordering::Relaxed),
+            (true, _) => {}
+            (false, _) => shared.stuck_since.store(0, Ordering::Relaxed),
+        }
+        ended
+    }
+
+    /// Asks the cluster who has the lock. librbd may give it up for a moment, when an OSD comes back
+    /// and it takes the lock again.
+    fn look_at_lock(&mut self) {
+        let shared = &self.shared;
+        let own = shared.facts.own_address.as_ref();
+        let Some(own) = own.filter(|_| !shared.is_lost()) else { return };
+        shared.asked_at.store(shared.now_ms(), Ordering::Relaxed);
+        let (owner, is_owner) = (lock_owner(&self.image), is_owner(&self.image));
+        shared.asked_at.store(0, Ordering::Relaxed);
+        match (owner, is_owner) {
+            (Err(Errno::ESHUTDOWN), _) | (_, Err(Errno::ESHUTDOWN)) => shared.lose_by_fence(),
+            (Ok(Some(owner)), _) if owner != *own => {
+                shared.lose(&format!("another client has its exclusive lock: {owner}"));
+            }
+            (Ok(None), _) => shared.lose("its exclusive lock is gone"),
+            (Ok(Some(_)), Ok(false)) if self.is_doubtful => {
+                shared.lose("librbd does not hold its exclusive lock any more");
+            }
+            (Ok(Some(_)), is_owner) => self.is_doubtful = is_owner == Ok(false),
+            (Err(errno), _) => {
+                tracing::warn!(image = %shared.facts.name, %errno, "cannot read the owner of a lock");
+            }
+        }
+    }
+
+    fn may_fence(&self) -> Result<(), ImageError> {
+        let fail = Failing { name: &self.shared.facts.name, user: &self.user };
+        let fenced = self.cluster.fence(NOBODY, 1);
+        fenced.map_err(|errno| fail.at("fence a dead owner of its lock (osd blocklist)", errno))
+    }
+
+    fn measure(&self) {
+        match measure(&self.image) {
+            Ok(_) if self.shared.facts.name.snap.is_some() => {}
+            Ok(size) => self.shared.measured(size),
+            Err(Errno::ESHUTDOWN) => self.shared.lose_by_fence(),
+            Err(errno) => {
+                tracing::warn!(image = %self.shared.facts.name, %errno, "cannot measure an image");
+            }
+        }
+    }
+
+    fn resize(&self, to: u64) -> Result<(), ImageError> {
+        let (shared, facts) = (&self.shared, &self.shared.facts);
+        let image = || facts.name.to_string();
+        let fail = |errno| ImageError::Other { image: image(), what: "change its size", errno };
+        let was = shared.size();
+        let has = measure(&self.image).map_err(fail)?;
+        if facts.name.snap.is_some() {
+            if has < to {
+                return Err(ImageError::Short { image: image(), size: has, wanted: to });
+            }
+            shared.set_size(to);
+            return Ok(());
+        }
+        // A volume that grows does not cut off bytes that others wrote behind the end in force.
+        if has < to || (to <= was && has != to) {
+            // First, so that a smaller image is no loss.
+            shared.set_size(was.min(to));
+            // SAFETY: an open image.
+            let resized = unsafe { (facts.library.rbd_resize)(facts.handle, to) };
+            checked(resized).map_err(|errno| {
+                shared.set_size(was);
+                fail(errno)
+            })?;
+        }
+        shared.set_size(to);
+        shared.measured(measure(&self.image).map_err(fail)?);
+        Ok(())
+    }
+}
+
+/// Makes errors of one image.
+struct Failing<'n> {
+    name: &'n ImageName,
+    user: &'n str,
+}
+
+impl Failing<'_> {
+    fn at(&self, what: &'static str, errno: Errno) -> ImageError {
+        let (image, user) = (self.name.to_string(), self.user.to_owned());
+        match errno {
+            Errno::EPERM | Errno::EACCES => {
+                ImageError::Capability { image, user, pool: self.name.pool.clone(), what, errno }
+            }
+            errno => ImageError::Other { image, what, errno },
+        }
+    }
+}
+
+fn open_in(library: &'static Library, pool: &Pool, name: &ImageName) -> Result<OpenImage, Errno> {
+    let image = text(&name.image);
+    let snap = name.snap.as_deref().map(text);
+    let mut handle = ptr::null_mut();
+    // SAFETY: an open pool; the names live as long as the call, which writes the handle.
+    let opened = unsafe {
+        match &snap {
+            None => (library.rbd_open)(pool.handle(), image.as_ptr(), &raw mut handle, ptr::null()),
+            Some(snap) => (library.rbd_open_read_only)(
+                pool.handle(),
+                image.as_ptr(),
+                &raw mut handle,
+                snap.as_ptr(),
+            ),
+        }
+    };
+    checked(opened).map(|_| OpenImage { library, handle })
+}
+
+fn read_facts(
+    image: &OpenImage,
+    (fsid, pool): (&str, &Pool),
+    options: &ImageOptions,
+    fail: &Failing<'_>,
+) -> Result<ImageFacts, ImageError> {
+    let OpenImage { library, handle } = *image;
+    let name = &options.name;
+    let id = read_text(|buffer: *mut c_char, len| {
+        // SAFETY: the call writes at most `len` bytes into the buffer.
+        unsafe { (library.rbd_get_id)(handle, buffer, len) }
+    });
+    let id = id.map_err(|errno| fail.at("read its id", errno))?;
+    let snap = name.snap.as_deref().map(|snap| {
+        let (snap, mut number) = (text(snap), 0);
+        // SAFETY: the name lives as long as the call, which writes the number.
+        let read = unsafe { (library.rbd_snap_get_id)(handle, snap.as_ptr(), &raw mut number) };
+        checked(read).map(|_| number).map_err(|errno| fail.at("read its snapshot", errno))
+    });
+    let identity = identity_of(fsid, pool.id(), &name.namespace, &id, snap.transpose()?);
+    let (name, block_size) = (name.clone(), options.block_size);
+    Ok(ImageFacts { library, handle, name, block_size, identity, own_address: None })
+}
+
+fn measure(image: &OpenImage) -> Result<u64, Errno> {
+    let mut size = 0;
+    // SAFETY: an open image; the call writes the size.
+    checked(unsafe { (image.library.rbd_get_size)(image.handle, &raw mut size) }).map(|_| size)
+}
+
+fn watch(image: &OpenImage, orders: Sender<Order>) -> Result<Watch, Errno> {
+    let OpenImage { library, handle } = *image;
+    let argument = Box::into_raw(Box::new(orders));
+    let mut number = 0;
+    // SAFETY: an open image; the argument lives until the watch has ended.
+    let watched =
+        unsafe { (library.rbd_update_watch)(handle, &raw mut number, on_update, argument.cast()) };
+    match checked(watched) {
+        Ok(_) => Ok(Watch { library, handle, number, argument }),
+        Err(errno) => {
+            // SAFETY: made above; no watch has it.
+            drop(unsafe { Box::from_raw(argument) });
+            Err(errno)
+        }
+    }
+}
+
+/// Takes the exclusive lock. Returns the address by which the cluster names this client.
+fn take_lock(image: &OpenImage, wait: Duration, fail: &Failing<'_>) -> Result<String, ImageError> {
+    const WHAT: &str = "take its exclusive lock";
+    let OpenImage { library, handle } = *image;
+    let mut features = 0;
+    // SAFETY: an open image; the call writes the features.
+    let read = checked(unsafe { (library.rbd_get_features)(handle, &raw mut features) });
+    read.map_err(|errno| fail.at("read its features", errno))?;
+    if features & FEATURE_EXCLUSIVE_LOCK == 0 {
+        return Err(ImageError::NoLockFeature { image: fail.name.to_string() });
+    }
+    let deadline = Instant::now() + wait;
+    loop {
+        // SAFETY: an open image.
+        match checked(unsafe { (library.rbd_lock_acquire)(handle, LOCK_EXCLUSIVE) }) {
+            Ok(_) => break,
+            Err(Errno::EROFS | Errno::EBUSY | Errno::EAGAIN) => {}
+            Err(errno) => return Err(fail.at(WHAT, errno)),
+        }
+        if Instant::now() >= deadline {
+            let owner = lock_owner(image).ok().flatten();
+            let owner = owner.unwrap_or_else(|| "an unknown address".to_owned());
+            return Err(ImageError::Locked { image: fail.name.to_string(), owner });
+        }
+        thread::sleep(LOCK_RETRY);
+    }
+    let owner = lock_owner(image).map_err(|errno| fail.at(WHAT, errno))?;
+    owner.ok_or_else(|| fail.at(WHAT, Errno::ENOLCK))
+}
+
+/// The address of the owner of the lock, as the cluster has it now.
+fn lock_owner(image: &OpenImage) -> Result<Option<String>, Errno> {
+    let OpenImage { library, handle } = *image;
+    let (mut mode, mut count): (c_int, usize) = (0, OWNERS_MOST);
+    let mut owners = [ptr::null_mut::<c_char>(); OWNERS_MOST];
+    // SAFETY: an open image; the list has room for as many texts as `count` says.
+    let read = unsafe {
+        (library.rbd_lock_get_owners)(handle, &raw mut mode, owners.as_mut_ptr(), &raw mut count)
+    };
+    match checked(read) {
+        Ok(_) => {}
+        Err(Errno::ENOENT) => return Ok(None),
+        Err(errno) => return Err(errno),
+    }
+    let first = owners.first().filter(|owner| count > 0 && !owner.is_null()).map(|owner| {
+        // SAFETY: a text that the call made, which ends with a zero.
+        unsafe { std::ffi::CStr::from_ptr(*owner) }.to_string_lossy().into_owned()
+    });
+    // SAFETY: the texts that the call made, which nothing uses any more.
+    unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+    Ok(first)
+}
+
+/// Whether librbd believes that this client has the lock.
+fn is_owner(image: &OpenImage) -> Result<bool, Errno> {
+    let mut owner: c_int = 0;
+    // SAFETY: an open image; the call writes a number.
+    let asked =
+        unsafe { (image.library.rbd_is_exclusive_lock_owner)(image.handle, &raw mut owner) };
+    checked(asked).map(|_| owner != 0)
+}
+
+/// Refuses an image whose own settings, or those of its pool, switch a cache of librbd on: a write
+/// would be acknowledged before it is durable.
+fn refuse_caches(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
+    let OpenImage { library, handle } = *image;
+    let none = ImageSetting { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 };
+    let mut settings = vec![none; SETTINGS_MOST];
+    let mut count = c_int::try_from(settings.len()).unwrap_or(0);
+    // SAFETY: an open image; the list has room for as many settings as `count` says.
+    let listed =
+        unsafe { (library.rbd_config_image_list)(handle, settings.as_mut_ptr(), &raw mut count) };
+    checked(listed).map_err(|errno| fail.at("read its settings", errno))?;
+    let shown = |text: *mut c_char| {
+        // SAFETY: a text that the call made, which ends with a zero.
+        unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    let wanted = [("rbd_cache", "false"), ("rbd_persistent_cache_mode", "disabled")];
+    let known = usize::try_from(count).unwrap_or(0).min(settings.len());
+    let found = settings[..known].iter().find_map(|setting| {
+        let name = shown(setting.name);
+        let (setting_name, wanted) = *wanted.iter().find(|(wanted, _)| *wanted == name)?;
+        let value = shown(setting.value);
+        (value != wanted).then_some((setting_name, value, wanted))
+    });
+    // SAFETY: the list that the call made, which nothing uses any more.
+    unsafe { (library.rbd_config_image_list_cleanup)(settings.as_mut_ptr(), count) };
+    match found {
+        None => Ok(()),
+        Some((setting, value, wanted)) => {
+            Err(ImageError::Cached { image: fail.name.to_string(), setting, value, wanted })
+        }
+    }
+}

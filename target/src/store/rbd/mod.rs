@@ -1,0 +1,36 @@
+//! Images of a Ceph cluster (RBD) as stores of volumes.
+//!
+//! - [`open_image`]: [`Image`](open_image::Image), an open image: its size, its loss. Control has
+//!   it, and the stores of all poll groups share it.
+//! - [`image_keeper`]: the thread of an image. It makes the calls that may block, and looks after
+//!   the lock.
+//! - [`image_ops`]: the ops of one poll group at its images, and [`ended_ops`], the queue by which
+//!   threads of librbd end them.
+//! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries.
+//!
+//! A cache in front of an image is right only while one target owns the image. So the target holds
+//! the exclusive lock as long as it serves a volume on an image, and every image has its own client
+//! of the cluster: Ceph fences clients. An image is lost when the cluster has fenced the client,
+//! when another client has the lock, or when the image has become smaller than its volume. From
+//! that moment no op of the image ends until the poll group has ended the connections of the
+//! volume: nothing more is answered.
+//!
+//! librbd does not cache here (`rbd_cache = false`, which the configuration of an image cannot
+//! change unnoticed). So a write that is done is durable, FUA needs nothing more, and a flush only
+//! waits for the writes before it.
+
+#![allow(unsafe_code)]
+
+mod cluster;
+mod ended_ops;
+pub(crate) mod error;
+mod image_keeper;
+pub(super) mod image_ops;
+mod keeper_order;
+mod library;
+pub(crate) mod open_image;
+
+pub(crate) use cluster::ClusterPlace;
+pub(crate) use error::ImageError;
+pub(crate) use image_keeper::{CLOSE_WAIT, open, wait_until_closed};
+pub(crate) use open_image::ImageOptions;

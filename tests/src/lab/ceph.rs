@@ -1,0 +1,103 @@
+//! [`CephCluster`]: a Ceph cluster on loopback, for one test.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use tempfile::TempDir;
+
+/// What a host lacks that cannot run this.
+const NEEDS: &str = "it needs the packages ceph-mon, ceph-osd, ceph-common and librbd1";
+/// Ports of a cluster.
+const PORTS: u16 = 64;
+/// Clusters of one test program.
+const CLUSTERS: u16 = 8;
+
+/// A cluster, which stops when this value is dropped. `ceph-cluster.sh` beside this file says how
+/// it is made.
+#[derive(Debug)]
+pub struct CephCluster {
+    directory: TempDir,
+    port: u16,
+    store: &'static str,
+    osds: u16,
+}
+
+impl CephCluster {
+    /// Starts a cluster with so many OSDs, which keep their data in a `memstore` or a `bluestore`.
+    ///
+    /// # Panics
+    /// The programs of Ceph are missing, or the cluster does not start.
+    #[must_use]
+    pub fn start(store: &'static str, osds: u16) -> Self {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        // Below the ports that the system gives to clients.
+        let place = u16::try_from(std::process::id() % 16).expect("a small number");
+        let cluster = NEXT.fetch_add(1, Ordering::Relaxed) % CLUSTERS;
+        let port = 20_000 + (place * CLUSTERS + cluster) * PORTS;
+        let directory = tempfile::tempdir().expect("a directory");
+        let cluster = Self { directory, port, store, osds };
+        cluster.script("start");
+        cluster
+    }
+
+    /// Its directory, for other files of the test, too.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Its configuration file.
+    #[must_use]
+    pub fn conf(&self) -> PathBuf {
+        self.directory().join("ceph.conf")
+    }
+
+    /// Runs the script with these words.
+    ///
+    /// # Panics
+    /// The script fails.
+    pub fn script(&self, words: &str) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lab/ceph-cluster.sh");
+        let mut command = Command::new("timeout");
+        command.arg("120").arg(script).arg(self.directory()).args(words.split(' '));
+        command.env("PORT", self.port.to_string()).env("STORE", self.store);
+        run(command.env("OSDS", self.osds.to_string()));
+    }
+
+    /// Runs `ceph` or `rbd` with these words, and returns what it prints.
+    ///
+    /// # Panics
+    /// The command fails.
+    pub fn run(&self, words: &str) -> String {
+        let mut words = words.split(' ');
+        let mut command = Command::new("timeout");
+        command.arg("60").args(words.next()).arg("-c").arg(self.conf()).args(words);
+        run(&mut command)
+    }
+
+    /// The address of the client that has the lock of an image.
+    ///
+    /// # Panics
+    /// The cluster does not answer.
+    #[must_use]
+    pub fn lock_owner(&self, image: &str) -> Option<String> {
+        let locks = self.run(&format!("rbd lock ls {image}"));
+        let owner = locks.lines().find(|line| line.starts_with("client."))?;
+        owner.split_whitespace().last().map(ToOwned::to_owned)
+    }
+}
+
+impl Drop for CephCluster {
+    fn drop(&mut self) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lab/ceph-cluster.sh");
+        let _ = Command::new(script).arg(self.directory()).arg("stop").status();
+    }
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect(NEEDS);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said} ({NEEDS})");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
