@@ -71,7 +71,7 @@ impl Control {
             }
             ToControl::Change { change, files, alone, reply } => {
                 let parts = (&self.running, &self.persister);
-                self.volumes.change((change, files, alone), &mut self.core, parts, reply);
+                self.volumes.change((*change, files, alone), &mut self.core, parts, reply);
             }
             ToControl::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(close_to_others(&name, which, close, &mut self.core));

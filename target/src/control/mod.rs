@@ -141,7 +141,7 @@ pub(crate) enum ToControl {
     /// whole.
     Change {
         /// The change.
-        change: VolumeChange,
+        change: Box<VolumeChange>,
         /// The open files that it works with.
         files: ChangeFiles,
         /// See above.

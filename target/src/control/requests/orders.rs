@@ -161,7 +161,7 @@ pub(in crate::control) async fn send_change(
     (change, files): (VolumeChange, ChangeFiles),
     alone: bool,
 ) -> ChangeOutcome {
-    let change = |reply| ToControl::Change { change, files, alone, reply };
+    let change = |reply| ToControl::Change { change: Box::new(change), files, alone, reply };
     let outcome = asked(requests, change).await;
     outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
 }

@@ -195,9 +195,9 @@ mod tests {
             match requests.recv().await.expect("somebody who asks") {
                 ToControl::Running(reply) => drop(reply.send(Box::new(running.clone()))),
                 ToControl::StoreFaults(reply) => drop(reply.send(HashMap::new())),
-                ToControl::Change {
-                    change: VolumeChange::Snapshot { .. }, files, reply, ..
-                } => {
+                ToControl::Change { change, files, reply, .. }
+                    if matches!(*change, VolumeChange::Snapshot { .. }) =>
+                {
                     files.clone.expect("its file").share_zeroes(1 << 20);
                     drop(reply.send(Ok(ChangedVolume::default())));
                 }
@@ -231,9 +231,8 @@ mod tests {
             };
             // `take` is dropped, as by a stop, while control should serve the clone.
             let add = tokio::time::timeout(deadline, add).await.expect("an order");
-            let ToControl::Change { change: VolumeChange::Add(config), .. } = &add else {
-                panic!("{add:?}");
-            };
+            let ToControl::Change { change, .. } = &add else { panic!("{add:?}") };
+            let VolumeChange::Add(config) = &**change else { panic!("{change:?}") };
             assert_eq!(config.path.as_ref(), Some(&to));
         });
         assert!(!to.exists(), "nobody serves it");

@@ -148,9 +148,9 @@ impl<S: Store> PollGroup<S> {
     /// neither from the store nor from the cache.
     #[cold]
     pub(super) fn lose(&mut self, volume: VolumeIndex) {
-        self.turn.access.remove(volume);
+        self.state.access.remove(volume);
         self.end_those_who_know(volume);
-        self.turn.shard.store_mut().let_go(volume);
+        self.state.shard.store_mut().let_go(volume);
     }
 
     /// Ends the connections of every session that ever opened a volume. Returns them, together with
