@@ -3,8 +3,8 @@
 //! Each is a few lines that run the program itself with the words so far (`clap_complete`'s dynamic
 //! engine). So one piece of Rust, `shell_answers.rs` of `rblk-cli`, knows the names of
 //! mounts, volumes, hosts and sessions for every shell. Scripts without it would need a function in
-//! the language of each shell, put into generated text. The lines and the program have to be of one version of
-//! `clap_complete`: they are in one package.
+//! the language of each shell, put into generated text. The lines and the program have to be of one
+//! version of `clap_complete`: they are in one package.
 
 use std::io;
 

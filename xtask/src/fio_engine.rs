@@ -85,8 +85,8 @@ impl FioEngineArgs {
         command.arg("-isystem").arg(&source);
         command.arg("-I").arg(library::directory(workspace).join("include"));
         command.arg(directory.join("engine.c")).arg(&archive).args(self.build.libraries());
-        // No path of this machine, so that two builds are equal. Of several that fit, the last counts:
-        // the workspace may lie below the present directory.
+        // No path of this machine, so that two builds are equal. Of several that fit, the last
+        // counts: the workspace may lie below the present directory.
         let here = std::env::current_dir()?;
         for (from, to) in [(&here, "."), (&source, "fio"), (&workspace.root, "rblk")] {
             command.arg(format!("-ffile-prefix-map={}={to}", from.display()));

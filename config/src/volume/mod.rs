@@ -90,8 +90,8 @@ key_table! {
         /// "required" refuses the volume and "preferred" uses the page cache. "off" always uses the
         /// page cache.
         pub direct: DirectIo = DirectIo::Preferred => Key::word(DirectIo::WORDS);
-        /// Mode of the block cache, for "file" and "rbd". "none": every read and every write goes to the
-        /// store. "write-through": reads come from memory if the blocks are there; a write is
+        /// Mode of the block cache, for "file" and "rbd". "none": every read and every write goes to
+        /// the store. "write-through": reads come from memory if the blocks are there; a write is
         /// acknowledged when the store has it. "write-back": a write is acknowledged when it is in
         /// memory, and written to the store later; a FLUSH, and a write with FUA, wait for the
         /// store. Other acknowledged writes are lost when the target dies. Not with `read_only`.

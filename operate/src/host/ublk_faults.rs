@@ -4,8 +4,8 @@
 //!   was mended by 011af85ccd87 "ublk: reorder tag_set initialization before queue allocation".
 //! - [`Effect::NoStart`] came with c2c8089f325e "ublk: validate ublk server pid", and was mended by
 //!   47bdf1d29cae "ublk: fix ublksrv pid handling for pid namespaces".
-//! - [`Effect::Stuck`] came with the driver, and was mended by c258f5c4502c "ublk: fix deadlock when
-//!   reading partition table" (CVE-2025-68823).
+//! - [`Effect::Stuck`] came with the driver, and was mended by c258f5c4502c "ublk: fix deadlock
+//!   when reading partition table" (CVE-2025-68823).
 //!
 //! The releases are those of kernel.org, and of the builds of Ubuntu that are known. Another
 //! distribution that counts by itself may have the cause or the fix of any fault.

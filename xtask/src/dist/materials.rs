@@ -1,4 +1,4 @@
-//! [`write()`]: the bill of materials (SBOM) in the form of CycloneDX 1.5: each crate that is in the
+//! [`write()`]: the bill of materials (SBOM) in the form of CycloneDX 1.5: each crate in the
 //! programs, with version, licence and checksum.
 //!
 //! `cargo metadata` and `Cargo.lock` are its sources, and not cargo-cyclonedx 0.5.7: that writes a

@@ -197,8 +197,8 @@ impl PlaceWatch {
         self.look_unless(backings, (STORE_AGE, rarely, rarely), now);
     }
 
-    /// Begins to look at every place that was not looked at for longer: an image, another store, and
-    /// all other places.
+    /// Begins to look at every place that was not looked at for longer: an image, another store,
+    /// and all other places.
     fn look_unless(
         &mut self,
         backings: &Backings,

@@ -256,8 +256,8 @@ impl Kept {
         ended
     }
 
-    /// Asks the cluster who has the lock. librbd may give it up for a moment, when an OSD comes back
-    /// and it takes the lock again.
+    /// Asks the cluster for the owner of the lock. librbd may give the lock up for a moment, when an
+    /// OSD comes back, and take it again.
     fn look_at_lock(&mut self) {
         let shared = &self.shared;
         let own = shared.facts.own_address.as_ref();
