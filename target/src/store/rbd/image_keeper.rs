@@ -256,8 +256,8 @@ impl Kept {
         ended
     }
 
-    /// Asks the cluster for the owner of the lock. librbd may give the lock up for a moment, when an
-    /// OSD comes back, and take it again.
+    /// Asks the cluster for the owner of the lock. librbd may give the lock up for a moment, when
+    /// an OSD comes back, and take it again.
     fn look_at_lock(&mut self) {
         let shared = &self.shared;
         let own = shared.facts.own_address.as_ref();
