@@ -76,8 +76,8 @@ key_table! {
             => Key::new(PATH)
                 .absent("the file that `ceph_conf` names", "\"/etc/ceph/ceph.client.rblk.keyring\"");
         /// Size, a multiple of `block_size`. Required for "memory" and "null". With "file" and
-        /// "rbd" the file or image must have this size. If it has another one, the target does not serve
-        /// this volume, and serves all others.
+        /// "rbd" the file or image must have this size. If it has another one, the target does not
+        /// serve this volume, and serves all others.
         pub size: Option<ByteSize> = None
             => Key::size(512, SIZE_MAX, 512)
                 .absent("the size of the file, device or image", "\"64GiB\"").no_flag().live();
@@ -91,9 +91,9 @@ key_table! {
         /// page cache.
         pub direct: DirectIo = DirectIo::Preferred => Key::word(DirectIo::WORDS);
         /// Mode of the block cache, for "file" and "rbd". "none": every read and every write goes
-        /// to the store. "write-through": reads come from memory if the blocks are there; a write is
-        /// acknowledged when the store has it. "write-back": a write is acknowledged when it is in
-        /// memory, and written to the store later; a FLUSH, and a write with FUA, wait for the
+        /// to the store. "write-through": reads come from memory if the blocks are there; a write
+        /// is acknowledged when the store has it. "write-back": a write is acknowledged when it is
+        /// in memory, and written to the store later; a FLUSH, and a write with FUA, wait for the
         /// store. Other acknowledged writes are lost when the target dies. Not with `read_only`.
         pub cache: Option<CacheMode> = None
             => Key::word(CacheMode::WORDS)
