@@ -44,7 +44,7 @@ impl KernelRelease {
         let text = text.trim();
         let series = KernelVersion::parse(text)?;
         let behind = text.split('.').nth(1)?.trim_start_matches(|c: char| c.is_ascii_digit());
-        let rest = text.split('.').nth(2).filter(|_| behind.is_empty()).unwrap_or("0");
+        let rest = text.splitn(3, '.').nth(2).filter(|_| behind.is_empty()).unwrap_or("0");
         let (patch, rest) = number(rest).unwrap_or((0, ""));
         let own = rest.strip_prefix('-').and_then(number).filter(|_| patch == 0);
         let fixes = match own {
