@@ -200,9 +200,7 @@ pub(super) fn with_memory<S: Store>(core: &mut ShardCore<S>, job: u32) -> bool {
     let kept = span.count() - survey.missing;
     let is_scattered = is_scattered(span.count(), survey.pieces);
     // In more than two pieces, the missing blocks may take several operations of the store.
-    let whole = span.count() >= LARGE
-        && (1..=survey.missing).contains(&kept)
-        && (survey.pieces > 2 || !asked);
+    let whole = span.count() >= LARGE && (1..=survey.missing).contains(&kept) && survey.pieces > 2;
     if asked && !whole {
         // Lends the slots now, so that they stay until the missing blocks are read.
         lend_found(core, job);
