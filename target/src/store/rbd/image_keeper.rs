@@ -20,6 +20,7 @@ use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
+use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{Image, ImageFacts, ImageOptions, Shared, identity_of, whole_blocks};
 
 /// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
@@ -194,7 +195,7 @@ impl Kept {
             }
             errno => fail.at("open the image", errno),
         })?;
-        refuse_caches(&image, &fail)?;
+        refuse_settings(&image, &fail)?;
         let own_address = match name.snap {
             Some(_) => None,
             None => {
@@ -474,9 +475,8 @@ fn is_owner(image: &OpenImage) -> Result<bool, Errno> {
     checked(asked).map(|_| owner != 0)
 }
 
-/// Refuses an image whose own settings, or those of its pool, switch a cache of librbd on: a write
-/// would be acknowledged before it is durable.
-fn refuse_caches(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
+/// Refuses an image whose own settings, or those of its pool, break one that it needs.
+fn refuse_settings(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
     let OpenImage { library, handle } = *image;
     let none = ImageSetting { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 };
     let mut settings = vec![none; SETTINGS_MOST];
@@ -489,20 +489,16 @@ fn refuse_caches(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError
         // SAFETY: a text that the call made, which ends with a zero.
         unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
-    let wanted = [("rbd_cache", "false"), ("rbd_persistent_cache_mode", "disabled")];
     let known = usize::try_from(count).unwrap_or(0).min(settings.len());
-    let found = settings[..known].iter().find_map(|setting| {
-        let name = shown(setting.name);
-        let (setting_name, wanted) = *wanted.iter().find(|(wanted, _)| *wanted == name)?;
-        let value = shown(setting.value);
-        (value != wanted).then_some((setting_name, value, wanted))
-    });
+    let listed = settings[..known].iter().map(|one| (shown(one.name), shown(one.value)));
+    let broken = broken_in(listed);
     // SAFETY: the list that the call made, which nothing uses any more.
     unsafe { (library.rbd_config_image_list_cleanup)(settings.as_mut_ptr(), count) };
-    match found {
+    match broken {
         None => Ok(()),
-        Some((setting, value, wanted)) => {
-            Err(ImageError::Cached { image: fail.name.to_string(), setting, value, wanted })
+        Some((NeededSetting { name: setting, value: wanted, otherwise }, value)) => {
+            let image = fail.name.to_string();
+            Err(ImageError::Setting { image, setting, value, wanted, otherwise })
         }
     }
 }

@@ -6,7 +6,8 @@
 //!   the lock.
 //! - [`image_ops`]: the ops of one poll group at its images, and [`ended_ops`], the queue by which
 //!   threads of librbd end them.
-//! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries.
+//! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries;
+//!   [`needed_setting`]: the settings without which an image is refused.
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
@@ -28,6 +29,7 @@ mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
 mod library;
+mod needed_setting;
 pub(crate) mod open_image;
 
 pub(crate) use cluster::ClusterPlace;

@@ -298,8 +298,18 @@ fn with_ceph_each_reason_why_an_image_cannot_be_opened_is_named() {
     cluster.run("rbd create --size 1M --image-feature layering rbd/plain");
     refused(named("rbd/plain"), &["rbd feature enable rbd/plain exclusive-lock"]);
     cluster.run("rbd create --size 1M rbd/cached");
-    cluster.run("rbd config image set rbd/cached rbd_cache true");
-    refused(named("rbd/cached"), &["rbd config image set rbd/cached rbd_cache false"]);
+    for (setting, wrong, right) in [
+        ("rbd_cache", "true", "false"),
+        ("rbd_blocklist_on_break_lock", "false", "true"),
+        ("rbd_non_blocking_aio", "false", "true"),
+        ("rbd_disable_zero_copy_writes", "false", "true"),
+    ] {
+        cluster.run(&format!("rbd config image set rbd/cached {setting} {wrong}"));
+        let fix = format!("rbd config image set rbd/cached {setting} {right}");
+        refused(named("rbd/cached"), &[&fix]);
+        cluster.run(&fix);
+    }
+    drop(cluster.open("rbd/cached").unwrap());
     cluster.run("rbd create --size 1M rbd/free");
     refused(by("nobody", None), &["refuses the key of client.nobody"]);
     refused(by("admin", Some("/nowhere/keyring".into())), &["there is no key of client.admin"]);
