@@ -272,7 +272,6 @@ impl Volumes {
         if change.is_addition() {
             self.next = volume.index.0 + 1;
             if let Some(backing) = files.opened.as_ref().and_then(|opened| opened.backing.clone()) {
-                self.lost.listen_to(volume.index, &backing);
                 self.backings.insert(volume.index, backing);
             }
         }
@@ -613,6 +612,11 @@ impl Volumes {
                 running.put_volume(name, config.as_ref());
                 if let Some(opened) = &files.opened {
                     self.notes.insert(name.to_owned(), opened.notes.clone());
+                }
+                if let (true, Some(store)) = (change.is_addition(), self.backing(volume.index)) {
+                    // Not before: only a volume that is served can go. A loss meanwhile is reported
+                    // at once.
+                    self.lost.listen_to(volume.index, store);
                 }
                 tracing::info!(volume = name, "a volume has changed");
             }
