@@ -515,7 +515,11 @@ impl Control {
             }
             Effect::GiveUpStep => volumes.give_up_step(),
             Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
-            Effect::Altered(result) => volumes.changed(result, core, groups, (running, persister)),
+            Effect::Altered(result) => {
+                volumes.changed(result, core, groups, (running, persister));
+                // Before any other change.
+                volumes.end_lost(core, (running, persister));
+            }
             Effect::StopGroups => {
                 reception.end_all();
                 groups.stop();
@@ -585,6 +589,7 @@ impl Control {
     /// Another client has the image of a volume: its hosts get nothing more from here.
     fn on_image_lost(&mut self, (volume, why): LostImage) {
         let Some(name) = name_of(volume, &self.core) else { return };
+        self.core.lose(volume);
         for group in 0..self.groups.len() {
             self.groups.send(group, ToGroup::Lost(volume));
         }

@@ -39,6 +39,8 @@ pub(super) struct AccessTable {
     sessions: Vec<View>,
     // Some volume or host has limits, or had.
     has_limits: bool,
+    // Volumes with a lost store. An index is used once in a run.
+    lost: Vec<VolumeIndex>,
 }
 
 /// The volumes that one session opened.
@@ -71,8 +73,11 @@ impl AccessTable {
         self.volumes[at] = Some(Exported { volume: None, stats });
     }
 
-    /// Opens an announced volume to commands.
+    /// Opens an announced volume to commands, unless its store is lost.
     pub(super) fn open_to_commands(&mut self, volume: Arc<Volume>) {
+        if self.is_lost(volume.index) {
+            return;
+        }
         let place = self.volumes.get_mut(wide(volume.index.0)).and_then(Option::as_mut);
         debug_assert!(place.is_some(), "{} is served and was not announced", volume.name);
         self.has_limits |= volume.limits.is_some();
@@ -86,6 +91,20 @@ impl AccessTable {
         if let Some(place) = self.volumes.get_mut(wide(volume.0)).and_then(Option::as_mut) {
             place.volume = None;
         }
+    }
+
+    /// Hides a volume from commands for the rest of the run: its store is lost.
+    pub(super) fn lose(&mut self, volume: VolumeIndex) {
+        self.remove(volume);
+        if !self.is_lost(volume) {
+            self.lost.push(volume);
+        }
+    }
+
+    /// Whether the store of a volume is lost.
+    #[cold]
+    pub(super) fn is_lost(&self, volume: VolumeIndex) -> bool {
+        self.lost.contains(&volume)
     }
 
     /// Whether a session ever opened a volume: its commands may name it.

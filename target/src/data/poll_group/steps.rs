@@ -97,6 +97,11 @@ impl<S: Store> PollGroup<S> {
                 self.state.shard.grow_volume(index, volume.size_bytes());
                 return self.tell_stepped(ticket, Ok(()));
             }
+            // The way back of a change, too, opens no volume again that is lost.
+            VolumeStep::Access if self.state.access.is_lost(index) => {
+                self.release_writes(index);
+                return self.tell_stepped(ticket, Ok(()));
+            }
             VolumeStep::Access => {
                 self.limits_change(Some(index), None);
                 self.bound_cache(&volume);
@@ -148,7 +153,7 @@ impl<S: Store> PollGroup<S> {
     /// neither from the store nor from the cache.
     #[cold]
     pub(super) fn lose(&mut self, volume: VolumeIndex) {
-        self.state.access.remove(volume);
+        self.state.access.lose(volume);
         self.end_those_who_know(volume);
         self.state.shard.store_mut().let_go(volume);
     }
