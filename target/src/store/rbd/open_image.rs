@@ -1,7 +1,7 @@
 //! [`Image`]: an open image, with its lock. The stores of all threads that serve it share it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -55,7 +55,6 @@ pub(super) struct Shared {
     size: AtomicU64,
     measured: AtomicU64,
     loss: OnceLock<String>,
-    is_lost: AtomicBool,
     // Ops that began and ended.
     pub begun: AtomicU64,
     pub ended: AtomicU64,
@@ -88,7 +87,6 @@ impl Shared {
             size: AtomicU64::new(size),
             measured: AtomicU64::new(size),
             loss: OnceLock::new(),
-            is_lost: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             epoch: Instant::now(),
@@ -139,7 +137,6 @@ impl Shared {
         if self.loss.set(why.to_owned()).is_err() {
             return;
         }
-        self.is_lost.store(true, Ordering::Release);
         tracing::error!(image = %self.facts.name, why, "the image is lost: its volume ends");
         if let Some(Listener(listener)) = &*self.listener() {
             listener(why);
@@ -153,7 +150,7 @@ impl Shared {
     /// Whether the image is lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Acquire)
+        self.loss.get().is_some()
     }
 
     fn stalled_for(&self) -> Option<Duration> {
