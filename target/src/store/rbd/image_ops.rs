@@ -260,7 +260,7 @@ impl ImageOps {
         (done, counters): (&mut Vec<OpDone>, &mut Counters),
     ) {
         let place = &self.places[wide(index)];
-        let (op, changes) = (place.op, place.op.kind.changes());
+        let op = place.op;
         let Some(shared) = self.shared(op.volume) else {
             debug_assert!(false, "an op without its volume");
             return self.finish(index, Err(Errno::ENXIO), (done, counters));
@@ -268,8 +268,9 @@ impl ImageOps {
         let errno = (result < 0).then(|| Errno::from_raw(narrow_errno(result)));
         match errno {
             Some(Errno::ESHUTDOWN) => shared.lose_by_fence(),
-            Some(Errno::EROFS) if changes => {
-                shared.lose("its exclusive lock is gone: the cluster refuses writes");
+            // Whatever the op: librbd cannot get the lock back that it needs for it.
+            Some(Errno::EROFS) if shared.facts.own_address.is_some() => {
+                shared.lose("its exclusive lock is gone: librbd refuses requests");
             }
             _ => {}
         }
