@@ -20,6 +20,7 @@ use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
+use super::lock_look::{LockLooks, Verdict};
 use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{Image, ImageFacts, ImageOptions, Shared, identity_of, whole_blocks};
 
@@ -165,8 +166,7 @@ struct Kept {
     cluster: Cluster,
     user: String,
     shared: Arc<Shared>,
-    // The last look found that librbd does not hold the lock, which the cluster still has for it.
-    is_doubtful: bool,
+    looks: LockLooks,
 }
 
 impl Kept {
@@ -219,7 +219,7 @@ impl Kept {
             cluster,
             user: options.cluster.user.clone(),
             shared,
-            is_doubtful: false,
+            looks: LockLooks::default(),
         })
     }
 
@@ -257,8 +257,7 @@ impl Kept {
         ended
     }
 
-    /// Asks the cluster for the owner of the lock. librbd may give the lock up for a moment, when
-    /// an OSD comes back, and take it again.
+    /// Asks the cluster for the owner of the lock.
     fn look_at_lock(&mut self) {
         let shared = &self.shared;
         let own = shared.facts.own_address.as_ref();
@@ -266,19 +265,14 @@ impl Kept {
         shared.asked_at.store(shared.now_ms(), Ordering::Relaxed);
         let (owner, is_owner) = (lock_owner(&self.image), is_owner(&self.image));
         shared.asked_at.store(0, Ordering::Relaxed);
-        match (owner, is_owner) {
-            (Err(Errno::ESHUTDOWN), _) | (_, Err(Errno::ESHUTDOWN)) => shared.lose_by_fence(),
-            (Ok(Some(owner)), _) if owner != *own => {
-                shared.lose(&format!("another client has its exclusive lock: {owner}"));
-            }
-            (Ok(None), _) => shared.lose("its exclusive lock is gone"),
-            (Ok(Some(_)), Ok(false)) if self.is_doubtful => {
-                shared.lose("librbd does not hold its exclusive lock any more");
-            }
-            (Ok(Some(_)), is_owner) => self.is_doubtful = is_owner == Ok(false),
-            (Err(errno), _) => {
-                tracing::warn!(image = %shared.facts.name, %errno, "cannot read the owner of a lock");
-            }
+        let (verdict, news) = self.looks.judge(own, owner, is_owner);
+        if let Some(errno) = news {
+            tracing::warn!(image = %shared.facts.name, %errno, "cannot read the owner of a lock");
+        }
+        match verdict {
+            Verdict::Held | Verdict::Unknown => {}
+            Verdict::Fenced => shared.lose_by_fence(),
+            Verdict::Lost(why) => shared.lose(&why),
         }
     }
 

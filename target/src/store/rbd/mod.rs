@@ -29,6 +29,7 @@ mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
 mod library;
+mod lock_look;
 mod needed_setting;
 pub(crate) mod open_image;
 
