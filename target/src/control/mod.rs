@@ -50,7 +50,7 @@ use crate::cache::Unsaved;
 use crate::control::hand_over::HandOver;
 use crate::control::observe::outages::Outages;
 use crate::data::poll_group::group_thread::GroupHandle;
-use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
+use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup, VolumeStep};
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
@@ -511,6 +511,9 @@ impl Control {
             }
             Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
             Effect::Step(step) => {
+                if step == VolumeStep::Abandon {
+                    volumes.tell_dropped_blocks(groups, events);
+                }
                 volumes.begin_step(step, core, groups, (reception.devices_mut(), persister));
             }
             Effect::GiveUpStep => volumes.give_up_step(),
