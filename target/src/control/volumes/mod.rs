@@ -368,6 +368,10 @@ impl Volumes {
         }
         let index = VolumeIndex(self.next);
         let volume = Volume { index, ..(*opened.volume).clone() };
+        // A snapshot has no lock that would keep a second volume from it.
+        if let Some(same) = core.volumes().iter().find(|other| other.uuid == volume.uuid) {
+            return Err(format!("{} has the same store as {}", config.name, same.name));
+        }
         Ok(volume)
     }
 
