@@ -310,6 +310,12 @@ fn volumes() {
                  write cache = \"write-through\"",
             ),
             (
+                "[[volume]]\nname = 'a'\nstore = 'rbd'\nimage = 'rbd/a@s'\n\
+                 [[volume]]\nname = 'b'\nstore = 'rbd'\nimage = 'rbd/a@s'",
+                "t.toml:9:9: volume[1].image = \"rbd/a@s\": volume[0] has the same image (at t.toml:5:9); \
+                 give each volume its own image",
+            ),
+            (
                 "[[volume]]\nname = 'a'\nstore = 'rbd'\nimage = 'rbd/a'\n\
                  [[volume]]\nname = 'b'\nstore = 'rbd'\nimage = 'rbd/a'",
                 "t.toml:9:9: volume[1].image = \"rbd/a\": volume[0] has the same image (at t.toml:5:9); \

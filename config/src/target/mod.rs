@@ -478,10 +478,9 @@ impl TargetConfig {
                     .other(format!("volume[{first}].name")),
                 );
             }
-            // The lock of an image finds other names of the same cluster.
-            if let Some(image) = volume.image.as_deref()
-                && !image.contains('@')
-            {
+            // The lock of an image finds other names of the same cluster. Two volumes on one
+            // snapshot would have one UUID.
+            if let Some(image) = volume.image.as_deref() {
                 let place = (image, volume.ceph_conf.as_ref());
                 let first = *images.entry(place).or_insert(index);
                 if first != index {

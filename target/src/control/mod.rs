@@ -50,7 +50,7 @@ use crate::cache::Unsaved;
 use crate::control::hand_over::HandOver;
 use crate::control::observe::outages::Outages;
 use crate::data::poll_group::group_thread::GroupHandle;
-use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
+use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup, VolumeStep};
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
@@ -511,11 +511,18 @@ impl Control {
             }
             Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
             Effect::Step(step) => {
+                if step == VolumeStep::Abandon {
+                    volumes.tell_dropped_blocks(groups, events);
+                }
                 volumes.begin_step(step, core, groups, (reception.devices_mut(), persister));
             }
             Effect::GiveUpStep => volumes.give_up_step(),
             Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
-            Effect::Altered(result) => volumes.changed(result, core, groups, (running, persister)),
+            Effect::Altered(result) => {
+                volumes.changed(result, core, groups, (running, persister));
+                // Before any other change.
+                volumes.end_lost(core, (running, persister));
+            }
             Effect::StopGroups => {
                 reception.end_all();
                 groups.stop();
@@ -585,6 +592,7 @@ impl Control {
     /// Another client has the image of a volume: its hosts get nothing more from here.
     fn on_image_lost(&mut self, (volume, why): LostImage) {
         let Some(name) = name_of(volume, &self.core) else { return };
+        self.core.lose(volume);
         for group in 0..self.groups.len() {
             self.groups.send(group, ToGroup::Lost(volume));
         }

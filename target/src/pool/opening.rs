@@ -118,7 +118,10 @@ pub(crate) fn open_right_ones(
             .remove(&volume.name)
             .map_or(StoreSource::Path(LockWait::ForLocks), StoreSource::Left);
         match open_from(opened.len(), volume, target, source) {
-            Ok(volume) => opened.push(volume),
+            Ok(one) => match served_already(&opened, &one) {
+                None => opened.push(one),
+                Some(error) => away.push((volume, error)),
+            },
             Err(error) if error.is::<WrongSize>() || is_of_image(&error) => {
                 away.push((volume, error));
             }
@@ -140,6 +143,14 @@ pub(crate) fn open_right_ones(
         AwayVolume { name, why }
     };
     Ok((opened, away.into_iter().map(told).collect()))
+}
+
+/// Why a volume cannot be served beside those: no lock keeps a second one from a snapshot of an
+/// image, and both would have one UUID.
+fn served_already(opened: &[OpenedVolume], one: &OpenedVolume) -> Option<anyhow::Error> {
+    let same = opened.iter().find(|other| other.volume.uuid == one.volume.uuid)?;
+    let name = same.volume.name;
+    Some(anyhow::anyhow!("volume {name} has the same store: give each volume its own"))
 }
 
 /// Whether an image could not be opened.

@@ -205,6 +205,18 @@ pub trait Store {
         let _ = volume;
     }
 
+    /// Whether a store may fall silent.
+    fn may_fall_silent(&self) -> bool {
+        false
+    }
+
+    /// The next volume whose store has become silent (true), or speaks again, since the last call.
+    /// While a store is silent, others may have written to it, and nobody can say so: its volume
+    /// must not be answered from a cache. Only images fall silent.
+    fn next_silence(&mut self) -> Option<(VolumeIndex, bool)> {
+        None
+    }
+
     /// Ends the service of a volume, and drops its backing. All of its ops were returned before.
     ///
     /// # Errors

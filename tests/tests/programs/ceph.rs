@@ -163,6 +163,30 @@ fn with_ceph_an_image_that_another_client_takes_is_served_no_longer() {
 
 #[test]
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_cached_blocks_wait_while_the_cluster_is_silent() {
+    let cluster = CephCluster::start("memstore", 1);
+    cluster.run("rbd create --size 8M rbd/v");
+    let target = serve(&cluster, &[]);
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    let old = pattern(1, 4096);
+    client.write(0, &old);
+    client.flush();
+    assert_eq!(client.read(0, 4096), old, "a hit");
+    cluster.script("osd-pause 0");
+    thread::sleep(Duration::from_secs(13));
+    // Another client may have the image by now, for all that the target knows.
+    let read = thread::spawn(move || (client.read(0, 4096), client));
+    thread::sleep(Duration::from_secs(3));
+    assert!(!read.is_finished(), "answered from the cache");
+    cluster.script("osd-continue 0");
+    let (got, client) = read.join().unwrap();
+    assert_eq!(got, old);
+    client.logout();
+    stop(&cluster, target);
+}
+
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_a_volume_follows_its_image_and_doctor_names_its_faults() {
     let cluster = CephCluster::start("memstore", 1);
     cluster.run("rbd create --size 8M rbd/v");

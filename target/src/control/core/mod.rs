@@ -358,6 +358,12 @@ impl Core {
         self.sessions.volume_changed(volume, &mut self.out);
     }
 
+    /// The store of a volume is lost, and the volume is about to go: no OPEN of it is granted any
+    /// more.
+    pub fn lose(&mut self, volume: VolumeIndex) {
+        self.holdings.lose(volume);
+    }
+
     /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.
     pub fn close_to_others(&mut self, volume: VolumeIndex, close: bool) {
         self.holdings.close_to_others(volume, close);

@@ -272,7 +272,6 @@ impl Volumes {
         if change.is_addition() {
             self.next = volume.index.0 + 1;
             if let Some(backing) = files.opened.as_ref().and_then(|opened| opened.backing.clone()) {
-                self.lost.listen_to(volume.index, &backing);
                 self.backings.insert(volume.index, backing);
             }
         }
@@ -291,19 +290,7 @@ impl Volumes {
         let name = change.name();
         match change {
             VolumeChange::Add(config) => {
-                let opened = files.opened.as_ref().ok_or("its store is not open")?;
-                if opened.backing.is_some() && persister.keeping().is_nothing {
-                    return Err(forgets(running.get(), config));
-                }
-                if self.next >= self.places {
-                    return Err(format!(
-                        "this run of the target has given out all of its {} places for volumes, and uses none \
-                         twice: restart it to add more",
-                        self.places
-                    ));
-                }
-                let index = VolumeIndex(self.next);
-                let volume = Volume { index, ..(*opened.volume).clone() };
+                let volume = self.added((config, files), core, (running, persister))?;
                 Ok((Arc::new(volume), Some(config.clone())))
             }
             VolumeChange::Remove { which, .. } => {
@@ -359,6 +346,33 @@ impl Volumes {
                 Ok((Arc::clone(volume), Some(config)))
             }
         }
+    }
+
+    /// A volume that is added.
+    fn added(
+        &self,
+        (config, files): (&VolumeConfig, &ChangeFiles),
+        core: &Core,
+        (running, persister): (&RunningConfig, &Persister),
+    ) -> Result<Volume, String> {
+        let opened = files.opened.as_ref().ok_or("its store is not open")?;
+        if opened.backing.is_some() && persister.keeping().is_nothing {
+            return Err(forgets(running.get(), config));
+        }
+        if self.next >= self.places {
+            return Err(format!(
+                "this run of the target has given out all of its {} places for volumes, and uses none \
+                 twice: restart it to add more",
+                self.places
+            ));
+        }
+        let index = VolumeIndex(self.next);
+        let volume = Volume { index, ..(*opened.volume).clone() };
+        // A snapshot has no lock that would keep a second volume from it.
+        if let Some(same) = core.volumes().iter().find(|other| other.uuid == volume.uuid) {
+            return Err(format!("{} has the same store as {}", config.name, same.name));
+        }
+        Ok(volume)
     }
 
     /// The size that is asked for, or the size of the file or device of a volume.
@@ -546,12 +560,7 @@ impl Volumes {
         let Some(underway) = &mut self.underway else { return };
         let name = underway.change.name().to_owned();
         self.given_up.get_or_insert_with(|| name.clone());
-        let index = underway.before.as_ref().map(|volume| volume.index);
-        let dirty = |handle: &GroupHandle| {
-            handle.volume_stats(index?).map(|stats| stats.snapshot().dirty_bytes)
-        };
-        let bytes: u64 = groups.iter().filter_map(dirty).sum();
-        let lost = match bytes {
+        let lost = match dirty_bytes(underway, groups) {
             0 => String::new(),
             bytes => format!("; about {} that hosts wrote are not in its store", ByteSize(bytes)),
         };
@@ -561,6 +570,26 @@ impl Volumes {
         );
         let what = Occurrence::new(EventKind::LostWrites, format!("removed by force: {text}"));
         underway.note = Some(text);
+        events.happened(Occurrence { volume: Some(name), ..what });
+    }
+
+    /// The poll groups are about to give up the volume of the change under way: tells the dirty
+    /// blocks of one with a lost image. Those of a removal by force are told already.
+    pub(super) fn tell_dropped_blocks(&mut self, groups: &Groups, events: &mut EventLog) {
+        let Some(underway) = &mut self.underway else { return };
+        let bytes = dirty_bytes(underway, groups);
+        if bytes == 0 || !matches!(underway.change, VolumeChange::Lose { .. }) {
+            return;
+        }
+        let name = underway.change.name().to_owned();
+        self.given_up.get_or_insert_with(|| name.clone());
+        let text = format!(
+            "its image is lost, and about {} that hosts wrote are not in it: `write-back` had acknowledged them. Hosts \
+             that had it cannot resume: unmount it there",
+            ByteSize(bytes)
+        );
+        underway.note = Some(text.clone());
+        let what = Occurrence::new(EventKind::LostWrites, text);
         events.happened(Occurrence { volume: Some(name), ..what });
     }
 
@@ -614,6 +643,11 @@ impl Volumes {
                 if let Some(opened) = &files.opened {
                     self.notes.insert(name.to_owned(), opened.notes.clone());
                 }
+                if let (true, Some(store)) = (change.is_addition(), self.backing(volume.index)) {
+                    // Not before: only a volume that is served can go. A loss meanwhile is reported
+                    // at once.
+                    self.lost.listen_to(volume.index, store);
+                }
                 tracing::info!(volume = name, "a volume has changed");
             }
             Err(error) => tracing::error!(volume = name, error, "a volume stays as it was"),
@@ -640,6 +674,15 @@ impl Volumes {
         // An error means that the client is gone.
         let _ = reply.send(outcome);
     }
+}
+
+/// The dirty bytes of the volume of a change, in all poll groups.
+fn dirty_bytes(underway: &Underway, groups: &Groups) -> u64 {
+    let index = underway.before.as_ref().map(|volume| volume.index);
+    let dirty = |handle: &GroupHandle| {
+        handle.volume_stats(index?).map(|stats| stats.snapshot().dirty_bytes)
+    };
+    groups.iter().filter_map(dirty).sum()
 }
 
 /// Has every poll group serve another volume.

@@ -28,7 +28,24 @@ pub(super) enum Opened {
 struct Exported {
     // None: no command finds the volume now. Commands that found it still count.
     volume: Option<Arc<Volume>>,
+    // The volume in place of `volume`, while its store is silent: commands under way find it, and
+    // new ones do not. So they leave the I/O path at the test for a volume that is hidden.
+    silent: Option<Arc<Volume>>,
+    is_silent: bool,
     stats: Arc<VolumeStats>,
+}
+
+impl Exported {
+    /// No command finds the volume.
+    fn hidden(stats: Arc<VolumeStats>) -> Self {
+        Self { volume: None, silent: None, is_silent: false, stats }
+    }
+
+    /// For commands under way.
+    #[inline]
+    fn volume(&self) -> Option<&Arc<Volume>> {
+        self.volume.as_ref().or(self.silent.as_ref())
+    }
 }
 
 /// Volumes and sessions. See the module.
@@ -39,6 +56,8 @@ pub(super) struct AccessTable {
     sessions: Vec<View>,
     // Some volume or host has limits, or had.
     has_limits: bool,
+    // Volumes with a lost store. An index is used once in a run.
+    lost: Vec<VolumeIndex>,
 }
 
 /// The volumes that one session opened.
@@ -59,7 +78,7 @@ impl AccessTable {
         if self.volumes.len() <= at {
             self.volumes.resize(at + 1, None);
         }
-        self.volumes[at] = Some(Exported { volume: Some(volume), stats });
+        self.volumes[at] = Some(Exported { volume: Some(volume), ..Exported::hidden(stats) });
     }
 
     /// Adds a volume with its counters. No command finds the volume yet.
@@ -68,24 +87,57 @@ impl AccessTable {
         if self.volumes.len() <= at {
             self.volumes.resize(at + 1, None);
         }
-        self.volumes[at] = Some(Exported { volume: None, stats });
+        self.volumes[at] = Some(Exported::hidden(stats));
     }
 
-    /// Opens an announced volume to commands.
+    /// Opens an announced volume to commands, unless its store is lost.
     pub(super) fn open_to_commands(&mut self, volume: Arc<Volume>) {
+        if self.is_lost(volume.index) {
+            return;
+        }
         let place = self.volumes.get_mut(wide(volume.index.0)).and_then(Option::as_mut);
         debug_assert!(place.is_some(), "{} is served and was not announced", volume.name);
         self.has_limits |= volume.limits.is_some();
         if let Some(place) = place {
-            place.volume = Some(volume);
+            let shown = if place.is_silent { &mut place.silent } else { &mut place.volume };
+            *shown = Some(volume);
         }
     }
 
     /// Hides a volume from commands.
     pub(super) fn remove(&mut self, volume: VolumeIndex) {
         if let Some(place) = self.volumes.get_mut(wide(volume.0)).and_then(Option::as_mut) {
-            place.volume = None;
+            (place.volume, place.silent) = (None, None);
         }
+    }
+
+    /// The store of a volume is silent, and commands have to wait; or it speaks again (false).
+    pub(super) fn set_silent(&mut self, volume: VolumeIndex, is_silent: bool) {
+        let place = self.volumes.get_mut(wide(volume.0)).and_then(Option::as_mut);
+        let Some(place) = place.filter(|place| place.is_silent != is_silent) else { return };
+        place.is_silent = is_silent;
+        std::mem::swap(&mut place.volume, &mut place.silent);
+    }
+
+    /// Whether the volume of a command is only hidden because its store is silent.
+    #[cold]
+    pub(super) fn is_silent(&self, volume: VolumeIndex) -> bool {
+        let place = self.volumes.get(wide(volume.0)).and_then(Option::as_ref);
+        place.is_some_and(|place| place.silent.is_some())
+    }
+
+    /// Hides a volume from commands for the rest of the run: its store is lost.
+    pub(super) fn lose(&mut self, volume: VolumeIndex) {
+        self.remove(volume);
+        if !self.is_lost(volume) {
+            self.lost.push(volume);
+        }
+    }
+
+    /// Whether the store of a volume is lost.
+    #[cold]
+    pub(super) fn is_lost(&self, volume: VolumeIndex) -> bool {
+        self.lost.contains(&volume)
     }
 
     /// Whether a session ever opened a volume: its commands may name it.
@@ -103,7 +155,7 @@ impl AccessTable {
             _ => false,
         };
         let in_store = |exported: &Option<Exported>| {
-            let volume = exported.as_ref().and_then(|exported| exported.volume.as_ref());
+            let volume = exported.as_ref().and_then(Exported::volume);
             volume.is_some_and(|volume| matches!(volume.placement, Placement::Store))
         };
         opened.iter().zip(&self.volumes).any(|(view, of)| may_write(view) && in_store(of))
@@ -207,7 +259,7 @@ impl AccessTable {
 
     /// The volume with that index.
     pub(super) fn volume(&self, volume: VolumeIndex) -> Option<&Volume> {
-        self.volumes.get(wide(volume.0))?.as_ref()?.volume.as_deref()
+        self.volumes.get(wide(volume.0))?.as_ref()?.volume().map(AsRef::as_ref)
     }
 
     /// The counters of a volume's commands.
@@ -220,5 +272,76 @@ impl AccessTable {
     #[inline]
     pub(super) fn placement(&self, volume: VolumeIndex) -> Option<&Placement> {
         self.volume(volume).map(|volume| &volume.placement)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::{BlockCount, BlockSize, Name};
+
+    use super::*;
+    use crate::volume::CacheMode;
+
+    const V: VolumeIndex = VolumeIndex(0);
+
+    fn volume() -> Arc<Volume> {
+        Arc::new(Volume {
+            index: V,
+            name: Name::new("v").unwrap(),
+            uuid: [1; 16],
+            block_size: BlockSize::new(512).unwrap(),
+            blocks: BlockCount(1),
+            read_only: false,
+            placement: Placement::Store,
+            cache: CacheMode::None,
+            cache_min_bytes: 0,
+            cache_max_bytes: None,
+            read_ahead_bytes: 0,
+            discard: true,
+            discard_granularity_bytes: 512,
+            limits: None,
+        })
+    }
+
+    fn table() -> AccessTable {
+        let mut table = AccessTable::default();
+        table.add(volume(), Arc::default());
+        table
+    }
+
+    fn is_open(table: &AccessTable) -> bool {
+        table.volumes[0].as_ref().unwrap().volume.is_some()
+    }
+
+    #[test]
+    fn new_commands_do_not_find_a_silent_volume_and_those_under_way_do() {
+        let mut table = table();
+        for is_silent in [true, true, false, false] {
+            table.set_silent(V, is_silent);
+            assert_eq!((is_open(&table), table.is_silent(V)), (!is_silent, is_silent));
+            assert!(table.volume(V).is_some() && table.placement(V).is_some());
+        }
+        // A change while it is silent.
+        table.set_silent(V, true);
+        table.open_to_commands(volume());
+        assert!(!is_open(&table) && table.is_silent(V));
+        table.remove(V);
+        assert!(!table.is_silent(V) && table.volume(V).is_none());
+        table.open_to_commands(volume());
+        assert!(!is_open(&table) && table.is_silent(V));
+        table.set_silent(V, false);
+        assert!(is_open(&table));
+    }
+
+    #[test]
+    fn no_step_opens_a_lost_volume_again() {
+        for is_silent in [false, true] {
+            let mut table = table();
+            table.set_silent(V, is_silent);
+            table.lose(V);
+            table.open_to_commands(volume());
+            table.set_silent(V, false);
+            assert!(!is_open(&table) && table.volume(V).is_none() && table.is_lost(V));
+        }
     }
 }

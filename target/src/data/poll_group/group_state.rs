@@ -21,6 +21,7 @@ use super::log_lines::{LogLine, LogLines};
 use super::other_groups::{GroupMail, OtherGroups};
 use super::over_limit::Delayed;
 use super::pollers::Pollers;
+use super::silence::Silence;
 use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
@@ -81,6 +82,8 @@ pub(super) struct Later {
     pub(super) zeroing: ZeroingQueue,
     /// Writes that may not start now.
     pub(super) held: HeldWrites,
+    /// Commands of volumes with silent stores.
+    pub(super) silence: Silence,
     /// Commands over a limit.
     pub(super) waiting: Waiting<Delayed>,
 }

@@ -13,7 +13,7 @@ use crate::data::request::{RequestEvent, Span};
 use crate::volume::Volume;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
 
-/// A write that may not start now.
+/// A command that may not start now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     /// The connection.
@@ -24,6 +24,24 @@ pub(super) struct Held {
     pub(super) came: Micros,
     /// The write's limits have let it pass: it will not wait for them again.
     pub(super) is_let_in: bool,
+}
+
+impl Held {
+    /// Lets a command of a volume wait.
+    pub(super) fn of(
+        connection: &mut Connection,
+        (command, volume): (&CommandCapsule, &Volume),
+        came: Micros,
+        is_let_in: bool,
+    ) -> Self {
+        let range = BlockRange::new(command.lba, command.count, volume.blocks, volume.block_size);
+        let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
+        let (tag, id) = (command.tag, connection.id());
+        let request = connection.request_mut(tag);
+        request.names(Span { volume: volume.index, offset, len });
+        let _ = request.step(RequestEvent::WritesHeld);
+        Self { connection: id, tag, came, is_let_in }
+    }
 }
 
 /// See the module.
@@ -51,13 +69,7 @@ impl HeldWrites {
         came: Micros,
         is_let_in: bool,
     ) {
-        let range = BlockRange::new(command.lba, command.count, volume.blocks, volume.block_size);
-        let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
-        let (tag, id) = (command.tag, connection.id());
-        let request = connection.request_mut(tag);
-        request.names(Span { volume: volume.index, offset, len });
-        let _ = request.step(RequestEvent::WritesHeld);
-        self.writes.push(Held { connection: id, tag, came, is_let_in });
+        self.writes.push(Held::of(connection, (command, volume), came, is_let_in));
     }
 
     /// Starts to keep the writes of this volume.

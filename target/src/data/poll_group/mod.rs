@@ -44,6 +44,7 @@ pub mod other_groups;
 mod over_limit;
 mod pollers;
 mod settles;
+mod silence;
 pub mod slow;
 mod steps;
 pub(crate) mod trace_ring;
@@ -253,7 +254,10 @@ impl<S: Store> PollGroup<S> {
     /// Whether a deadline runs, so that the thread must not sleep for long.
     #[must_use]
     pub(crate) fn has_deadline(&self) -> bool {
-        self.connections.has_ending() || self.state.shard.is_short() || self.steps.are_waiting()
+        self.connections.has_ending()
+            || self.state.shard.is_short()
+            || self.steps.are_waiting()
+            || self.state.later.silence.has_any()
     }
 
     /// Whether the group did work since the last call that clients wait for. Beats, control's
@@ -278,6 +282,9 @@ impl<S: Store> PollGroup<S> {
     /// and due waits, the turn returns at once.
     pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
         self.state.begin(now.into());
+        if self.state.shard.store_mut().may_fall_silent() {
+            self.look_at_silence();
+        }
         let mut busy = self.reap();
         let mut waits = self.state.time.us >= self.look_at;
         if self.state.groups() > 1 {

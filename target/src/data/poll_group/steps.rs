@@ -97,6 +97,11 @@ impl<S: Store> PollGroup<S> {
                 self.state.shard.grow_volume(index, volume.size_bytes());
                 return self.tell_stepped(ticket, Ok(()));
             }
+            // The way back of a change, too, opens no volume again that is lost.
+            VolumeStep::Access if self.state.access.is_lost(index) => {
+                self.release_writes(index);
+                return self.tell_stepped(ticket, Ok(()));
+            }
             VolumeStep::Access => {
                 self.limits_change(Some(index), None);
                 self.bound_cache(&volume);
@@ -109,7 +114,7 @@ impl<S: Store> PollGroup<S> {
             }
             VolumeStep::Hold => Until::Ended(self.hold_writes(&volume)),
             VolumeStep::Close => {
-                self.state.access.remove(index);
+                self.hide(index);
                 Until::Gone(self.end_those_who_know(index))
             }
             VolumeStep::WriteBack => {
@@ -123,7 +128,7 @@ impl<S: Store> PollGroup<S> {
                     Some((_, of, Until::Gone(ids))) if of == index => ids,
                     _ => Vec::new(),
                 };
-                self.state.access.remove(index);
+                self.hide(index);
                 self.state.shard.abandon_volume(index);
                 self.steps.abandoned.push(Abandoned { volume: index, ids });
                 return self.tell_stepped(ticket, Ok(()));
@@ -148,9 +153,17 @@ impl<S: Store> PollGroup<S> {
     /// neither from the store nor from the cache.
     #[cold]
     pub(super) fn lose(&mut self, volume: VolumeIndex) {
-        self.state.access.remove(volume);
+        self.hide(volume);
+        self.state.access.lose(volume);
         self.end_those_who_know(volume);
         self.state.shard.store_mut().let_go(volume);
+    }
+
+    /// No command finds a volume any more. The connections of those that waited for its store are
+    /// about to end.
+    fn hide(&mut self, volume: VolumeIndex) {
+        self.state.access.remove(volume);
+        drop(self.state.later.silence.take(volume));
     }
 
     /// Ends the connections of every session that ever opened a volume. Returns them, together with

@@ -10,18 +10,10 @@ use rblk_config::{ClusterConfig, ImageName};
 
 use super::error::ImageError;
 use super::library::{Handle, Library};
+use super::needed_setting::{NEEDED, NEEDED_OF_SOME, NeededSetting, OF_CLIENTS};
 
 /// How long the monitors may take to answer.
 pub(super) const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Settings of every client. librbd must not acknowledge a write before it is durable, and its
-/// messages do not belong into those of this program.
-const SETTINGS: [(&str, &str); 3] =
-    [("rbd_cache", "false"), ("err_to_stderr", "false"), ("log_to_stderr", "false")];
-
-/// Settings that some versions do not know.
-const SETTINGS_OF_SOME: [(&str, &str); 2] =
-    [("rbd_persistent_cache_mode", "disabled"), ("rbd_parent_cache_enabled", "false")];
 
 /// How to reach a cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -110,14 +102,15 @@ impl Cluster {
         let deadlines = [("client_mount_timeout", &*seconds), ("rados_mon_op_timeout", &*seconds)];
         let keyring = place.keyring.as_ref().map(|path| path.to_string_lossy().into_owned());
         let keyring = keyring.iter().map(|path| ("keyring", path.as_str()));
-        for (name, value) in SETTINGS.into_iter().chain(deadlines).chain(keyring) {
+        let needed = NEEDED.iter().map(|setting| (setting.name, setting.value));
+        for (name, value) in needed.chain(OF_CLIENTS).chain(deadlines).chain(keyring) {
             self.set(name, value).map_err(|errno| ImageError::Other {
                 image: image.to_string(),
                 what: "configure a client of Ceph",
                 errno,
             })?;
         }
-        for (name, value) in SETTINGS_OF_SOME {
+        for NeededSetting { name, value, .. } in NEEDED_OF_SOME {
             // A version without the setting has no such cache.
             let _ = self.set(name, value);
         }

@@ -136,11 +136,12 @@ pub enum ImageError {
         /// The image.
         image: String,
     },
-    /// The image is cached by librbd although rblk switches that off.
+    /// The image or its pool has another value of a setting that rblk needs.
     #[error(
-        "{image}: the image or its pool sets {setting} = {value}, so that data is acknowledged before it is durable: `rbd config image set {image} {setting} {wanted}`"
+        "{image}: the image or its pool sets {setting} = {value}, and {otherwise}: `rbd config image set {image} \
+         {setting} {wanted}`"
     )]
-    Cached {
+    Setting {
         /// The image.
         image: String,
         /// The name of the setting.
@@ -149,6 +150,8 @@ pub enum ImageError {
         value: String,
         /// The value it must have.
         wanted: &'static str,
+        /// The harm of another value.
+        otherwise: &'static str,
     },
     /// Another client holds the lock.
     #[error(

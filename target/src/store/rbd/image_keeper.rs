@@ -1,14 +1,12 @@
 //! The keeper of an image: the thread that opens it, looks after its lock, and closes it.
 //!
-//! All calls that may block are made here: an OSD that does not answer stops this thread, and no
-//! other one. Once a second the keeper asks the cluster for the owner of the lock. So a target
-//! without I/O learns that it has lost the image, too, and a question without an answer shows that
-//! the image is stalled.
+//! Calls that may block are made here: an OSD that does not answer stops this thread, and no other
+//! one. Only the looks at the lock have a thread of their own ([`Looker`]), so that no resize delays
+//! them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,21 +18,21 @@ use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
-use super::open_image::{Image, ImageFacts, ImageOptions, Shared, identity_of, whole_blocks};
+use super::looker::{Looker, lock_owner};
+use super::needed_setting::{NeededSetting, broken_in};
+use super::open_image::{
+    Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, whole_blocks,
+};
 
 /// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
 /// lock is dead.
 const OPEN_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a program waits for its images to close when it ends.
 pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(30);
-/// Time between two looks at the lock.
-const LOOK: Duration = Duration::from_secs(1);
 /// Time between two tries to get the lock from a live client.
 const LOCK_RETRY: Duration = Duration::from_millis(200);
 /// Most settings of an image: librbd of Ceph 19 has about 90.
 const SETTINGS_MOST: usize = 512;
-/// Most owners of a lock.
-const OWNERS_MOST: usize = 8;
 
 /// An address that no client has (RFC 5737), as Ceph writes it.
 const NOBODY: &str = "192.0.2.1:0/1";
@@ -158,14 +156,13 @@ unsafe extern "C" fn on_update(argument: *mut c_void) {
 
 /// An image in the hands of its keeper. The fields are dropped in this order.
 struct Kept {
-    watch: Option<Watch>,
+    _looker: Looker,
+    _watch: Watch,
     image: OpenImage,
     _pool: Pool,
     cluster: Cluster,
     user: String,
     shared: Arc<Shared>,
-    // The last look found that librbd does not hold the lock, which the cluster still has for it.
-    is_doubtful: bool,
 }
 
 impl Kept {
@@ -194,12 +191,13 @@ impl Kept {
             }
             errno => fail.at("open the image", errno),
         })?;
-        refuse_caches(&image, &fail)?;
-        let own_address = match name.snap {
-            Some(_) => None,
+        refuse_settings(&image, &fail)?;
+        let (own_address, proven_at) = match name.snap {
+            Some(_) => (None, boot_ms()),
             None => {
                 begin("take its exclusive lock");
-                Some(take_lock(&image, options.lock_wait, &fail)?)
+                let (address, proven_at) = take_lock(&image, options.lock_wait, &fail)?;
+                (Some(address), proven_at)
             }
         };
         begin("read the image");
@@ -207,76 +205,33 @@ impl Kept {
         let facts = ImageFacts { own_address, ..facts };
         let size = measure(&image).map_err(|errno| fail.at("measure it", errno))?;
         whole_blocks(name, size, options.block_size)?;
-        let watch = Some(watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?);
+        let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
         let shared = Arc::new(Shared::new(facts, size));
+        shared.proven(proven_at);
+        let looker = Looker::begin(Arc::clone(&shared));
+        let looker =
+            looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;
         let (versions, lock) = (library.versions(), shared.facts.own_address.as_deref());
         tracing::info!(image = %name, identity = shared.facts.identity, lock, versions, "an image is open");
         Ok(Self {
-            watch,
+            _looker: looker,
+            _watch: watch,
             image,
             _pool: pool,
             cluster,
             user: options.cluster.user.clone(),
             shared,
-            is_doubtful: false,
         })
     }
 
-    fn run(mut self, orders: &Receiver<Order>) {
-        let mut look_at = Instant::now() + LOOK;
-        let mut ended = 0;
-        loop {
-            let left = look_at.saturating_duration_since(Instant::now());
-            match orders.recv_timeout(left) {
-                Ok(Order::Changed) => self.measure(),
-                Ok(Order::Resize(to, reply)) => drop(reply.send(self.resize(to))),
-                Ok(Order::MayFence(reply)) => drop(reply.send(self.may_fence())),
-                Ok(Order::Close) | Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    ended = self.look_at_ops(ended);
-                    self.look_at_lock();
-                    look_at = Instant::now() + LOOK;
-                }
-            }
-        }
-        // Before the image.
-        self.watch = None;
-    }
-
-    /// Notes whether any op has ended since the last look, if some are under way.
-    fn look_at_ops(&self, last: u64) -> u64 {
-        let shared = &self.shared;
-        let ended = shared.ended.load(Ordering::Relaxed);
-        let is_stuck = shared.begun.load(Ordering::Relaxed) != ended && ended == last;
-        match (is_stuck, shared.stuck_since.load(Ordering::Relaxed)) {
-            (true, 0) => shared.stuck_since.store(shared.now_ms(), Ordering::Relaxed),
-            (true, _) => {}
-            (false, _) => shared.stuck_since.store(0, Ordering::Relaxed),
-        }
-        ended
-    }
-
-    /// Asks the cluster for the owner of the lock. librbd may give the lock up for a moment, when
-    /// an OSD comes back, and take it again.
-    fn look_at_lock(&mut self) {
-        let shared = &self.shared;
-        let own = shared.facts.own_address.as_ref();
-        let Some(own) = own.filter(|_| !shared.is_lost()) else { return };
-        shared.asked_at.store(shared.now_ms(), Ordering::Relaxed);
-        let (owner, is_owner) = (lock_owner(&self.image), is_owner(&self.image));
-        shared.asked_at.store(0, Ordering::Relaxed);
-        match (owner, is_owner) {
-            (Err(Errno::ESHUTDOWN), _) | (_, Err(Errno::ESHUTDOWN)) => shared.lose_by_fence(),
-            (Ok(Some(owner)), _) if owner != *own => {
-                shared.lose(&format!("another client has its exclusive lock: {owner}"));
-            }
-            (Ok(None), _) => shared.lose("its exclusive lock is gone"),
-            (Ok(Some(_)), Ok(false)) if self.is_doubtful => {
-                shared.lose("librbd does not hold its exclusive lock any more");
-            }
-            (Ok(Some(_)), is_owner) => self.is_doubtful = is_owner == Ok(false),
-            (Err(errno), _) => {
-                tracing::warn!(image = %shared.facts.name, %errno, "cannot read the owner of a lock");
+    /// Carries out orders until the image is to close.
+    fn run(self, orders: &Receiver<Order>) {
+        while let Ok(order) = orders.recv() {
+            match order {
+                Order::Changed => self.measure(),
+                Order::Resize(to, reply) => drop(reply.send(self.resize(to))),
+                Order::MayFence(reply) => drop(reply.send(self.may_fence())),
+                Order::Close => break,
             }
         }
     }
@@ -412,8 +367,13 @@ fn watch(image: &OpenImage, orders: Sender<Order>) -> Result<Watch, Errno> {
     }
 }
 
-/// Takes the exclusive lock. Returns the address by which the cluster names this client.
-fn take_lock(image: &OpenImage, wait: Duration, fail: &Failing<'_>) -> Result<String, ImageError> {
+/// Takes the exclusive lock. Returns the address by which the cluster names this client, and a
+/// moment at which it had the lock, by [`boot_ms`].
+fn take_lock(
+    image: &OpenImage,
+    wait: Duration,
+    fail: &Failing<'_>,
+) -> Result<(String, u64), ImageError> {
     const WHAT: &str = "take its exclusive lock";
     let OpenImage { library, handle } = *image;
     let mut features = 0;
@@ -432,51 +392,19 @@ fn take_lock(image: &OpenImage, wait: Duration, fail: &Failing<'_>) -> Result<St
             Err(errno) => return Err(fail.at(WHAT, errno)),
         }
         if Instant::now() >= deadline {
-            let owner = lock_owner(image).ok().flatten();
+            let owner = lock_owner(library, handle).ok().flatten();
             let owner = owner.unwrap_or_else(|| "an unknown address".to_owned());
             return Err(ImageError::Locked { image: fail.name.to_string(), owner });
         }
         thread::sleep(LOCK_RETRY);
     }
-    let owner = lock_owner(image).map_err(|errno| fail.at(WHAT, errno))?;
-    owner.ok_or_else(|| fail.at(WHAT, Errno::ENOLCK))
+    let began = boot_ms();
+    let owner = lock_owner(library, handle).map_err(|errno| fail.at(WHAT, errno))?;
+    owner.map(|owner| (owner, began)).ok_or_else(|| fail.at(WHAT, Errno::ENOLCK))
 }
 
-/// The address of the owner of the lock, as the cluster has it now.
-fn lock_owner(image: &OpenImage) -> Result<Option<String>, Errno> {
-    let OpenImage { library, handle } = *image;
-    let (mut mode, mut count): (c_int, usize) = (0, OWNERS_MOST);
-    let mut owners = [ptr::null_mut::<c_char>(); OWNERS_MOST];
-    // SAFETY: an open image; the list has room for as many texts as `count` says.
-    let read = unsafe {
-        (library.rbd_lock_get_owners)(handle, &raw mut mode, owners.as_mut_ptr(), &raw mut count)
-    };
-    match checked(read) {
-        Ok(_) => {}
-        Err(Errno::ENOENT) => return Ok(None),
-        Err(errno) => return Err(errno),
-    }
-    let first = owners.first().filter(|owner| count > 0 && !owner.is_null()).map(|owner| {
-        // SAFETY: a text that the call made, which ends with a zero.
-        unsafe { std::ffi::CStr::from_ptr(*owner) }.to_string_lossy().into_owned()
-    });
-    // SAFETY: the texts that the call made, which nothing uses any more.
-    unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
-    Ok(first)
-}
-
-/// Whether librbd believes that this client has the lock.
-fn is_owner(image: &OpenImage) -> Result<bool, Errno> {
-    let mut owner: c_int = 0;
-    // SAFETY: an open image; the call writes a number.
-    let asked =
-        unsafe { (image.library.rbd_is_exclusive_lock_owner)(image.handle, &raw mut owner) };
-    checked(asked).map(|_| owner != 0)
-}
-
-/// Refuses an image whose own settings, or those of its pool, switch a cache of librbd on: a write
-/// would be acknowledged before it is durable.
-fn refuse_caches(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
+/// Refuses an image whose own settings, or those of its pool, break one that it needs.
+fn refuse_settings(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
     let OpenImage { library, handle } = *image;
     let none = ImageSetting { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 };
     let mut settings = vec![none; SETTINGS_MOST];
@@ -489,20 +417,16 @@ fn refuse_caches(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError
         // SAFETY: a text that the call made, which ends with a zero.
         unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
-    let wanted = [("rbd_cache", "false"), ("rbd_persistent_cache_mode", "disabled")];
     let known = usize::try_from(count).unwrap_or(0).min(settings.len());
-    let found = settings[..known].iter().find_map(|setting| {
-        let name = shown(setting.name);
-        let (setting_name, wanted) = *wanted.iter().find(|(wanted, _)| *wanted == name)?;
-        let value = shown(setting.value);
-        (value != wanted).then_some((setting_name, value, wanted))
-    });
+    let listed = settings[..known].iter().map(|one| (shown(one.name), shown(one.value)));
+    let broken = broken_in(listed);
     // SAFETY: the list that the call made, which nothing uses any more.
     unsafe { (library.rbd_config_image_list_cleanup)(settings.as_mut_ptr(), count) };
-    match found {
+    match broken {
         None => Ok(()),
-        Some((setting, value, wanted)) => {
-            Err(ImageError::Cached { image: fail.name.to_string(), setting, value, wanted })
+        Some((NeededSetting { name: setting, value: wanted, otherwise }, value)) => {
+            let image = fail.name.to_string();
+            Err(ImageError::Setting { image, setting, value, wanted, otherwise })
         }
     }
 }

@@ -37,6 +37,8 @@ struct ImageVolume {
     ops: usize,
     // The image is lost, and the poll group knows it.
     is_let_go: bool,
+    // The poll group knows that the cluster is silent.
+    is_silent: bool,
 }
 
 /// The place of an op.
@@ -109,7 +111,7 @@ impl ImageOps {
         if self.volumes.len() <= at {
             self.volumes.resize_with(at + 1, || None);
         }
-        self.volumes[at] = Some(ImageVolume { image, ops: 0, is_let_go: false });
+        self.volumes[at] = Some(ImageVolume { image, ops: 0, is_let_go: false, is_silent: false });
     }
 
     /// Removes a volume without ops.
@@ -117,6 +119,22 @@ impl ImageOps {
         if let Some(place) = self.volumes.get_mut(usize::from(volume.0)) {
             *place = None;
         }
+    }
+
+    /// Whether there is or was a volume.
+    #[inline]
+    pub(in crate::store) fn has_any(&self) -> bool {
+        !self.volumes.is_empty()
+    }
+
+    /// The next volume whose cluster has become silent (true), or speaks again, since the last call.
+    pub(in crate::store) fn next_silence(&mut self) -> Option<(VolumeIndex, bool)> {
+        self.volumes.iter_mut().zip(0..).find_map(|(volume, index)| {
+            let volume = volume.as_mut()?;
+            let is_silent = volume.image.shared().is_silent();
+            let was_silent = std::mem::replace(&mut volume.is_silent, is_silent);
+            (was_silent != is_silent).then_some((VolumeIndex(index), is_silent))
+        })
     }
 
     /// Number of ops that fit.
@@ -260,7 +278,7 @@ impl ImageOps {
         (done, counters): (&mut Vec<OpDone>, &mut Counters),
     ) {
         let place = &self.places[wide(index)];
-        let (op, changes) = (place.op, place.op.kind.changes());
+        let op = place.op;
         let Some(shared) = self.shared(op.volume) else {
             debug_assert!(false, "an op without its volume");
             return self.finish(index, Err(Errno::ENXIO), (done, counters));
@@ -268,8 +286,9 @@ impl ImageOps {
         let errno = (result < 0).then(|| Errno::from_raw(narrow_errno(result)));
         match errno {
             Some(Errno::ESHUTDOWN) => shared.lose_by_fence(),
-            Some(Errno::EROFS) if changes => {
-                shared.lose("its exclusive lock is gone: the cluster refuses writes");
+            // Whatever the op: librbd cannot get the lock back that it needs for it.
+            Some(Errno::EROFS) if shared.facts.own_address.is_some() => {
+                shared.lose("its exclusive lock is gone: librbd refuses requests");
             }
             _ => {}
         }

@@ -2,18 +2,20 @@
 //!
 //! - [`open_image`]: [`Image`](open_image::Image), an open image: its size, its loss. Control has
 //!   it, and the stores of all poll groups share it.
-//! - [`image_keeper`]: the thread of an image. It makes the calls that may block, and looks after
-//!   the lock.
+//! - [`image_keeper`]: the thread of an image. It makes the calls that may block. [`looker`]: the
+//!   thread that looks after the lock.
 //! - [`image_ops`]: the ops of one poll group at its images, and [`ended_ops`], the queue by which
 //!   threads of librbd end them.
-//! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries.
+//! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries;
+//!   [`needed_setting`]: the settings without which an image is refused.
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
 //! of the cluster: Ceph fences clients. An image is lost when the cluster has fenced the client,
 //! when another client has the lock, or when the image has become smaller than its volume. From
 //! that moment no op of the image ends until the poll group has ended the connections of the
-//! volume: nothing more is answered.
+//! volume: nothing more is answered. While the cluster has not said for 10 s that the target still
+//! has the image, no command of its volume begins ([`Shared::is_silent`](open_image::Shared)).
 //!
 //! librbd does not cache here (`rbd_cache = false`, which the configuration of an image cannot
 //! change unnoticed). So a write that is done is durable, FUA needs nothing more, and a flush only
@@ -28,6 +30,9 @@ mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
 mod library;
+mod lock_look;
+mod looker;
+mod needed_setting;
 pub(crate) mod open_image;
 
 pub(crate) use cluster::ClusterPlace;

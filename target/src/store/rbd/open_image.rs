@@ -1,11 +1,12 @@
 //! [`Image`]: an open image, with its lock. The stores of all threads that serve it share it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use rblk_config::ImageName;
 use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
 use sha2::{Digest, Sha256};
@@ -18,6 +19,10 @@ use crate::store::{Bounds, StoreIdentity};
 
 /// How long an image may leave a request or a question unanswered before it counts as stalled.
 const STALL: Duration = Duration::from_secs(5);
+
+/// How long after the last proof of the lock the volume is still served. Another client can break
+/// the lock of one that the cluster has not heard of for 30 s.
+const PROVEN: Duration = Duration::from_secs(10);
 
 /// How to open an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,7 +60,6 @@ pub(super) struct Shared {
     size: AtomicU64,
     measured: AtomicU64,
     loss: OnceLock<String>,
-    is_lost: AtomicBool,
     // Ops that began and ended.
     pub begun: AtomicU64,
     pub ended: AtomicU64,
@@ -63,6 +67,8 @@ pub(super) struct Shared {
     epoch: Instant,
     pub asked_at: AtomicU64,
     pub stuck_since: AtomicU64,
+    // The start of the last look that proved the lock.
+    proven_at: AtomicU64,
     listener: Mutex<Option<Listener>>,
 }
 
@@ -88,12 +94,12 @@ impl Shared {
             size: AtomicU64::new(size),
             measured: AtomicU64::new(size),
             loss: OnceLock::new(),
-            is_lost: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             epoch: Instant::now(),
             asked_at: AtomicU64::new(0),
             stuck_since: AtomicU64::new(0),
+            proven_at: AtomicU64::new(boot_ms()),
             listener: Mutex::new(None),
         }
     }
@@ -139,7 +145,6 @@ impl Shared {
         if self.loss.set(why.to_owned()).is_err() {
             return;
         }
-        self.is_lost.store(true, Ordering::Release);
         tracing::error!(image = %self.facts.name, why, "the image is lost: its volume ends");
         if let Some(Listener(listener)) = &*self.listener() {
             listener(why);
@@ -153,7 +158,19 @@ impl Shared {
     /// Whether the image is lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Acquire)
+        self.loss.get().is_some()
+    }
+
+    /// A look that began then, by [`boot_ms`], has found the lock in place.
+    pub(super) fn proven(&self, began: u64) {
+        self.proven_at.store(began, Ordering::Relaxed);
+    }
+
+    /// Whether the cluster has been silent for so long that another client may have the image: its
+    /// volume answers nothing, neither from the store nor from a cache. A lost image is not silent.
+    pub(super) fn is_silent(&self) -> bool {
+        let since = self.proven_at.load(Ordering::Relaxed);
+        self.facts.own_address.is_some() && is_stale(since, boot_ms()) && !self.is_lost()
     }
 
     fn stalled_for(&self) -> Option<Duration> {
@@ -163,6 +180,17 @@ impl Shared {
         let waited = Duration::from_millis(self.now_ms().saturating_sub(since));
         (waited >= STALL).then_some(waited)
     }
+}
+
+/// Milliseconds since the machine started, with the time that it was suspended: the cluster counts
+/// that, too.
+pub(super) fn boot_ms() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn is_stale(proven_at: u64, now: u64) -> bool {
+    Duration::from_millis(now.saturating_sub(proven_at)) > PROVEN
 }
 
 /// An open image. The drop has its keeper close it.
@@ -327,6 +355,13 @@ fn uuid_of(identity: &str) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_is_proven_for_ten_seconds() {
+        assert!(!is_stale(5_000, 5_000) && !is_stale(5_000, 15_000));
+        assert!(is_stale(5_000, 15_001));
+        assert!(!is_stale(5_000, 4_000), "a look that another thread noted meanwhile");
+    }
 
     #[test]
     fn an_identity_follows_from_the_cluster_and_not_from_names() {

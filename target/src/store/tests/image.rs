@@ -275,6 +275,39 @@ fn with_ceph_an_osd_that_does_not_answer_is_a_stall_and_no_error() {
 
 #[test]
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_silent_cluster_is_told_within_seconds_even_without_ops() {
+    let cluster = Cluster::start();
+    let region = region(2 * MIB);
+    let image = cluster.image("rbd/v", 1024);
+    let mut store = store_of(&region, &image);
+    thread::sleep(Duration::from_secs(12));
+    assert!(store.may_fall_silent());
+    assert_eq!(store.next_silence(), None, "the looks prove the lock");
+    cluster.script("osd-pause");
+    let began = Instant::now();
+    let mut news_within = |seconds| {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        loop {
+            match store.next_silence() {
+                None => assert!(Instant::now() < until, "no news within {seconds} s"),
+                Some(news) => return news,
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    assert_eq!(news_within(15), (VOLUME, true));
+    assert!(began.elapsed() > Duration::from_secs(7), "{:?}", began.elapsed());
+    // A resize waits for the cluster, and does not keep the next look.
+    let resizes = Arc::clone(&image);
+    let resize = thread::spawn(move || resizes.resize(2 * MIB as u64));
+    cluster.script("osd-continue");
+    assert_eq!(news_within(40), (VOLUME, false));
+    resize.join().unwrap().unwrap();
+    assert_eq!(store.next_silence(), None);
+}
+
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_each_reason_why_an_image_cannot_be_opened_is_named() {
     let cluster = Cluster::start();
     let image = cluster.image("rbd/v", 1024);
@@ -298,8 +331,18 @@ fn with_ceph_each_reason_why_an_image_cannot_be_opened_is_named() {
     cluster.run("rbd create --size 1M --image-feature layering rbd/plain");
     refused(named("rbd/plain"), &["rbd feature enable rbd/plain exclusive-lock"]);
     cluster.run("rbd create --size 1M rbd/cached");
-    cluster.run("rbd config image set rbd/cached rbd_cache true");
-    refused(named("rbd/cached"), &["rbd config image set rbd/cached rbd_cache false"]);
+    for (setting, wrong, right) in [
+        ("rbd_cache", "true", "false"),
+        ("rbd_blocklist_on_break_lock", "false", "true"),
+        ("rbd_non_blocking_aio", "false", "true"),
+        ("rbd_disable_zero_copy_writes", "false", "true"),
+    ] {
+        cluster.run(&format!("rbd config image set rbd/cached {setting} {wrong}"));
+        let fix = format!("rbd config image set rbd/cached {setting} {right}");
+        refused(named("rbd/cached"), &[&fix]);
+        cluster.run(&fix);
+    }
+    drop(cluster.open("rbd/cached").unwrap());
     cluster.run("rbd create --size 1M rbd/free");
     refused(by("nobody", None), &["refuses the key of client.nobody"]);
     refused(by("admin", Some("/nowhere/keyring".into())), &["there is no key of client.admin"]);

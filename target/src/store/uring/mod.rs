@@ -506,6 +506,15 @@ impl Store for UringStore {
         self.ops.active() + self.images.in_flight() + self.done.len()
     }
 
+    #[inline]
+    fn may_fall_silent(&self) -> bool {
+        self.images.has_any()
+    }
+
+    fn next_silence(&mut self) -> Option<(VolumeIndex, bool)> {
+        self.images.next_silence()
+    }
+
     fn let_go(&mut self, volume: VolumeIndex) {
         self.images.let_go(volume, (&mut self.done, &mut self.counters));
     }

@@ -116,7 +116,7 @@ impl Holdings {
     pub(super) fn end(&mut self, volume: VolumeIndex, out: &mut Outbox) {
         self.exports.remove(volume);
         self.book.keep_no_longer(volume);
-        self.openings.close_to_others(volume, false);
+        self.openings.forget(volume);
         for open in self.openings.take(|open| open.volume == volume) {
             out.reply_status(open.from, open.tag, Status::NoSuchVolume);
         }
@@ -140,6 +140,11 @@ impl Holdings {
     /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.
     pub(super) fn close_to_others(&mut self, volume: VolumeIndex, close: bool) {
         self.openings.close_to_others(volume, close);
+    }
+
+    /// The store of a volume is lost: its OPENs wait for the end of the volume, and are refused.
+    pub(super) fn lose(&mut self, volume: VolumeIndex) {
+        self.openings.lose(volume);
     }
 
     /// The volume that is closed while it changes, from this moment.

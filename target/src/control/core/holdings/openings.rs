@@ -92,6 +92,8 @@ pub(super) struct Openings {
     closing: BTreeSet<VolumeIndex>,
     // The volume that is closed while it changes.
     shut: Option<VolumeIndex>,
+    // Volumes with a lost store, which are about to go.
+    lost: BTreeSet<VolumeIndex>,
 }
 
 impl Openings {
@@ -136,9 +138,20 @@ impl Openings {
         self.shut = volume;
     }
 
-    /// Whether an OPEN of a volume has to wait: it is closed while it changes.
+    /// The store of a volume is lost: no OPEN of it is granted any more.
+    pub(super) fn lose(&mut self, volume: VolumeIndex) {
+        self.lost.insert(volume);
+    }
+
+    /// A volume is gone.
+    pub(super) fn forget(&mut self, volume: VolumeIndex) {
+        self.closing.remove(&volume);
+        self.lost.remove(&volume);
+    }
+
+    /// Whether an OPEN of a volume has to wait: it is closed while it changes, or about to go.
     pub(super) fn is_shut(&self, volume: VolumeIndex) -> bool {
-        self.shut == Some(volume)
+        self.shut == Some(volume) || self.lost.contains(&volume)
     }
 
     /// Takes out the next one that nothing delays any more.
@@ -310,6 +323,20 @@ mod tests {
         opens.shut(None);
         assert_eq!(opens.take_ready(&table).map(|open| open.tag), Some(Tag(2)));
         assert!(opens.is_empty());
+    }
+
+    #[test]
+    fn no_open_of_a_lost_volume_is_granted_whatever_change_ends() {
+        let (mut opens, now) = (Openings::default(), Instant::now());
+        let table = SessionTable::new(4, Duration::from_secs(30));
+        opens.push(open(1, 1, Stage::Granted(None), now));
+        opens.shut(Some(VolumeIndex(1)));
+        opens.lose(VolumeIndex(1));
+        opens.shut(None);
+        assert!(opens.take_ready(&table).is_none());
+        assert!(opens.is_shut(VolumeIndex(1)) && !opens.is_shut(VolumeIndex(0)));
+        opens.forget(VolumeIndex(1));
+        assert_eq!(opens.take_ready(&table).map(|open| open.tag), Some(Tag(1)));
     }
 
     #[test]

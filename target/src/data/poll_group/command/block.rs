@@ -144,6 +144,20 @@ fn hold<S: Store>(
     true
 }
 
+/// Lets a command wait, if the store of its volume is silent. Returns whether it waits.
+#[cold]
+fn keep_for_silence<S: Store>(
+    connection: &mut Connection,
+    group: &mut GroupState<S>,
+    command: &CommandCapsule,
+    came: Micros,
+) -> bool {
+    let index = Volume::index_of(command.volume).filter(|index| group.access.is_silent(*index));
+    let Some(volume) = index.and_then(|index| group.access.volume(index)) else { return false };
+    group.later.silence.keep(connection, (command, volume), came);
+    true
+}
+
 /// The volume, the access and the bytes of a command, if its volume and its session allow it.
 ///
 /// # Errors
@@ -250,6 +264,9 @@ fn refuse<S: Store>(
     let (command, came) = (*connection.command(tag)?, group.time.us);
     if group.access.is_changing(connection.params().session, &command) {
         return Err(Violation::VOLUME_CHANGES);
+    }
+    if status == Status::VolumeGone && keep_for_silence(connection, group, &command, came) {
+        return Ok(());
     }
     if status == Status::ReadOnly && hold(connection, group, &command, came, false) {
         return Ok(());

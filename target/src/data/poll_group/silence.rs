@@ -1,0 +1,84 @@
+//! [`Silence`]: the commands of volumes whose stores are silent.
+//!
+//! An image of a cluster belongs to this target as long as the cluster says so. When it has said
+//! nothing for some seconds, another client may have the image and write to it. So no command of
+//! the volume begins, not even one that the cache could answer, until the cluster speaks: it has
+//! the image still, and the commands go on in their order; or it is lost. To a host that is a
+//! stall.
+//!
+//! While a store is silent, its volume is hidden from new commands ([`AccessTable::set_silent`]),
+//! so the I/O path has no test of its own for it.
+//!
+//! [`AccessTable::set_silent`]: super::access::AccessTable::set_silent
+
+use rblk_protocol::CommandCapsule;
+use rblk_protocol::width::wide;
+use rblk_runtime::Micros;
+
+use super::PollGroup;
+use super::command::block;
+use super::held::Held;
+use crate::data::connection::Connection;
+use crate::store::Store;
+use crate::volume::Volume;
+use crate::volume::ids::VolumeIndex;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    // In order of arrival. At most the depth of all connections: each tag has one command.
+    kept: Vec<(VolumeIndex, Held)>,
+}
+
+impl Silence {
+    /// Whether a command waits.
+    pub(super) fn has_any(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// Keeps a command of a volume, which arrived at `came`.
+    #[cold]
+    pub(super) fn keep(
+        &mut self,
+        connection: &mut Connection,
+        (command, volume): (&CommandCapsule, &Volume),
+        came: Micros,
+    ) {
+        let held = Held::of(connection, (command, volume), came, false);
+        self.kept.push((volume.index, held));
+    }
+
+    /// Takes out the commands of a volume.
+    pub(super) fn take(&mut self, volume: VolumeIndex) -> Vec<Held> {
+        self.kept.extract_if(.., |(of, _)| *of == volume).map(|(_, held)| held).collect()
+    }
+}
+
+impl<S: Store> PollGroup<S> {
+    /// Looks which stores are silent: before the commands of a turn begin.
+    #[inline(never)]
+    pub(super) fn look_at_silence(&mut self) {
+        while let Some((volume, is_silent)) = self.state.shard.store_mut().next_silence() {
+            self.state.access.set_silent(volume, is_silent);
+            match is_silent {
+                true => tracing::warn!(volume = volume.0, "its image is silent: commands wait"),
+                false => {
+                    tracing::warn!(volume = volume.0, "its image speaks again");
+                    self.end_silence(volume);
+                }
+            }
+        }
+    }
+
+    /// Begins the commands that waited for the store of a volume.
+    fn end_silence(&mut self, volume: VolumeIndex) {
+        for held in self.state.later.silence.take(volume) {
+            if self.connections.has(held.connection) {
+                self.serve(wide(held.connection.index), |connection, group| {
+                    block::start_held(connection, group, held)
+                });
+            }
+        }
+        self.expect_rare_work();
+    }
+}
