@@ -45,6 +45,7 @@ mod over_limit;
 mod pollers;
 mod settles;
 mod silence;
+mod silent_stores;
 pub mod slow;
 mod steps;
 pub(crate) mod trace_ring;

@@ -12,14 +12,10 @@
 //! [`AccessTable::set_silent`]: super::access::AccessTable::set_silent
 
 use rblk_protocol::CommandCapsule;
-use rblk_protocol::width::wide;
 use rblk_runtime::Micros;
 
-use super::PollGroup;
-use super::command::block;
 use super::held::Held;
 use crate::data::connection::Connection;
-use crate::store::Store;
 use crate::volume::Volume;
 use crate::volume::ids::VolumeIndex;
 
@@ -51,34 +47,5 @@ impl Silence {
     /// Takes out the commands of a volume.
     pub(super) fn take(&mut self, volume: VolumeIndex) -> Vec<Held> {
         self.kept.extract_if(.., |(of, _)| *of == volume).map(|(_, held)| held).collect()
-    }
-}
-
-impl<S: Store> PollGroup<S> {
-    /// Looks which stores are silent: before the commands of a turn begin.
-    #[inline(never)]
-    pub(super) fn look_at_silence(&mut self) {
-        while let Some((volume, is_silent)) = self.state.shard.store_mut().next_silence() {
-            self.state.access.set_silent(volume, is_silent);
-            match is_silent {
-                true => tracing::warn!(volume = volume.0, "its image is silent: commands wait"),
-                false => {
-                    tracing::warn!(volume = volume.0, "its image speaks again");
-                    self.end_silence(volume);
-                }
-            }
-        }
-    }
-
-    /// Begins the commands that waited for the store of a volume.
-    fn end_silence(&mut self, volume: VolumeIndex) {
-        for held in self.state.later.silence.take(volume) {
-            if self.connections.has(held.connection) {
-                self.serve(wide(held.connection.index), |connection, group| {
-                    block::start_held(connection, group, held)
-                });
-            }
-        }
-        self.expect_rare_work();
     }
 }

@@ -1,8 +1,8 @@
 //! The keeper of an image: the thread that opens it, looks after its lock, and closes it.
 //!
 //! Calls that may block are made here: an OSD that does not answer stops this thread, and no other
-//! one. Only the looks at the lock have a thread of their own ([`Looker`]), so that no resize delays
-//! them.
+//! one. Only the looks at the lock have a thread of their own ([`Looker`]), so that no resize
+//! delays them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;

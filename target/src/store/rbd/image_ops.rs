@@ -127,7 +127,8 @@ impl ImageOps {
         !self.volumes.is_empty()
     }
 
-    /// The next volume whose cluster has become silent (true), or speaks again, since the last call.
+    /// The next volume whose cluster has become silent (true), or speaks again, since the last
+    /// call.
     pub(in crate::store) fn next_silence(&mut self) -> Option<(VolumeIndex, bool)> {
         self.volumes.iter_mut().zip(0..).find_map(|(volume, index)| {
             let volume = volume.as_mut()?;
