@@ -151,8 +151,7 @@ async fn run(
     stops: Stops,
 ) -> anyhow::Result<Option<(Successor, SocketFile)>> {
     let hang_ups = Signals::of(&RELOADS).context("SIGHUP")?;
-    let before = inherited.as_ref();
-    let name = reread.target();
+    let (before, name) = (inherited.as_ref(), reread.target());
     let addresses = addresses(config)?;
     check_encryption(config, &addresses)?;
     warn_of_access(config);
