@@ -8,8 +8,7 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, IN_CAPSULE_DEFAULT_BYTES};
 use rblk_protocol::{
-    BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId,
-    Version,
+    BlockCount, ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId, Version,
 };
 
 use rblk_runtime::spin::SpinMode;
@@ -25,26 +24,16 @@ use crate::data::poll_group::other_groups::OtherGroups;
 use crate::data::poll_group::{PollerMemory, group_thread};
 use crate::memory::arena::Arena;
 use crate::store::uring::{UringOptions, UringStore};
+use crate::volume::Placement;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
-use crate::volume::{CacheMode, Placement};
 use rblk_operate::target::events::EventKind;
 
 fn volume() -> Arc<Volume> {
     Arc::new(Volume {
-        index: VolumeIndex(0),
-        name: Name::new("v").unwrap(),
         uuid: [1; 16],
-        block_size: BlockSize::new(512).unwrap(),
         blocks: BlockCount(1),
-        read_only: false,
         placement: Placement::Store,
-        cache: CacheMode::None,
-        cache_min_bytes: 0,
-        cache_max_bytes: None,
-        read_ahead_bytes: 0,
-        discard: true,
-        discard_granularity_bytes: 512,
-        limits: None,
+        ..crate::volume::tests::volume()
     })
 }
 

@@ -277,29 +277,18 @@ impl AccessTable {
 
 #[cfg(test)]
 mod tests {
-    use rblk_protocol::{BlockCount, BlockSize, Name};
+    use rblk_protocol::BlockCount;
 
     use super::*;
-    use crate::volume::CacheMode;
 
     const V: VolumeIndex = VolumeIndex(0);
 
     fn volume() -> Arc<Volume> {
         Arc::new(Volume {
-            index: V,
-            name: Name::new("v").unwrap(),
             uuid: [1; 16],
-            block_size: BlockSize::new(512).unwrap(),
             blocks: BlockCount(1),
-            read_only: false,
             placement: Placement::Store,
-            cache: CacheMode::None,
-            cache_min_bytes: 0,
-            cache_max_bytes: None,
-            read_ahead_bytes: 0,
-            discard: true,
-            discard_granularity_bytes: 512,
-            limits: None,
+            ..crate::volume::tests::volume()
         })
     }
 
