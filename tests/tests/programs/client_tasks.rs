@@ -197,35 +197,68 @@ fn many_tasks_of_one_queue_read_what_they_wrote() {
     volume.close().unwrap();
 }
 
-/// Polls a future at most `times` times. `None`: the future is dropped then.
-async fn poll_times<T>(times: u64, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    for _ in 0..times {
-        let polled = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
-        if let Poll::Ready(ended) = polled {
-            return Some(ended);
+/// The target of a round, as the tasks see it.
+#[derive(Default)]
+struct Away {
+    /// The target is dead, and not started again.
+    now: Cell<bool>,
+    /// Requests that were given up in that time.
+    given_up: Cell<u64>,
+}
+
+/// When a task gives a future up.
+#[derive(Clone, Copy)]
+enum Patience {
+    Polls(u64),
+    /// Once the target is away.
+    WithTarget,
+    Endless,
+}
+
+impl Patience {
+    fn draw(random: &mut Random) -> Self {
+        match random.below(10) {
+            0..4 => Self::Polls(random.below(5)),
+            4..7 => Self::WithTarget,
+            _ => Self::Endless,
         }
-        yield_now().await;
     }
-    None
+
+    /// Polls a future while the patience lasts. `None`: the future is dropped then.
+    async fn wait<T>(self, away: &Away, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        let mut polls = 0;
+        loop {
+            match self {
+                Self::Polls(most) if polls >= most => return None,
+                Self::WithTarget if away.now.get() => return None,
+                _ => polls += 1,
+            }
+            let polled = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
+            if let Poll::Ready(ended) = polled {
+                return Some(ended);
+            }
+            yield_now().await;
+        }
+    }
 }
 
 /// The possible contents of each block: one value, or several after writes that were given up.
 type Model = Vec<Vec<Vec<u8>>>;
 
-/// One of many tasks, with its own blocks, that gives some of its requests up and counts them.
+/// One of many tasks, with its own blocks, that gives some of its requests up.
 async fn give_some_up(
     queue: Handle,
     first: usize,
     mut model: Model,
     seed: u64,
-    given_up: &Cell<u64>,
+    away: &Away,
 ) -> Model {
     let mut random = Random::new(seed);
     for round in 0..40 {
         let at = random.index(model.len());
-        let times = if random.chance(400) { random.below(5) } else { u64::MAX };
-        let Some(buffer) = poll_times(times.max(3), queue.buffer()).await else { continue };
+        let patience = Patience::draw(&mut random);
+        let Some(buffer) = patience.wait(away, queue.buffer()).await else { continue };
         let mut buffer = buffer.unwrap();
         let data = pattern(seed << 20 | round, BLOCK);
         buffer.write(0, &data);
@@ -240,17 +273,19 @@ async fn give_some_up(
         // A block is not written again until its contents are known.
         if random.chance(500) && model[at].len() == 1 {
             model[at].push(data);
-            if let Some(written) = poll_times(times, queue.write(buffer, offset, BLOCK)).await {
+            if let Some(written) = patience.wait(away, queue.write(buffer, offset, BLOCK)).await {
                 written.unwrap();
                 model[at].remove(0);
                 continue;
             }
-        } else if let Some(read) = poll_times(times, queue.read(buffer, offset, BLOCK)).await {
+        } else if let Some(read) = patience.wait(away, queue.read(buffer, offset, BLOCK)).await {
             read.unwrap().read(0, &mut found);
             assert!(model[at].contains(&found), "seed {seed}, round {round}, block {at}");
             continue;
         }
-        given_up.set(given_up.get() + 1);
+        if away.now.get() {
+            away.given_up.set(away.given_up.get() + 1);
+        }
     }
     model
 }
@@ -268,28 +303,27 @@ async fn rounds_with_a_kill(
     const BLOCKS: usize = 8;
     let Driven { handle, driver, .. } = drive(queue);
     let mut models: Vec<Model> = vec![vec![vec![vec![0; BLOCK]]; BLOCKS]; TASKS];
-    let given_up = Rc::new(Cell::new(0));
-    let mut while_away = 0;
+    let away = Rc::new(Away::default());
     for round in 0..3 {
         let mut tasks = JoinSet::new();
         for (task, model) in models.drain(..).enumerate() {
             let seed = seed * 1000 + round * 100 + task as u64;
-            let (queue, given_up) = (handle.clone(), given_up.clone());
+            let (queue, away) = (handle.clone(), away.clone());
             tasks.spawn_local(async move {
-                (task, give_some_up(queue, task * BLOCKS, model, seed, &given_up).await)
+                (task, give_some_up(queue, task * BLOCKS, model, seed, &away).await)
             });
         }
         if round == 1 {
             let before = handle.counts().unwrap().answered;
             until("a request", || handle.counts().unwrap().answered > before + 5).await;
             target.kill();
-            let before = given_up.get();
-            until("a full queue", || handle.under_way() == DEPTH).await;
-            // Each task gets the polls after which it gives its request up.
+            away.now.set(true);
+            // Each task gets the poll before which it gives its request up.
             for _ in 0..100 {
                 yield_now().await;
             }
-            while_away += given_up.get() - before;
+            until("a full queue", || handle.under_way() == DEPTH).await;
+            away.now.set(false);
             start_again(target, dir, args);
         }
         let mut ended = Vec::new();
@@ -312,7 +346,7 @@ async fn rounds_with_a_kill(
     assert!(handle.counts().unwrap().paths_lost > 0);
     drop(handle);
     assert_eq!(driver.await.unwrap().unwrap().under_way(), 0);
-    while_away
+    away.given_up.get()
 }
 
 #[test]
