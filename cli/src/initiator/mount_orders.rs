@@ -53,8 +53,23 @@ struct Versions {
     to_version: String,
 }
 
+/// A mount that no upgrade moves to another program. An upgrade of all mounts warns of it, and has
+/// not failed: another try would find the same.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{socket} is the disk of a guest, which cannot be handed over: version {version} serves it until the virtual \
+     machine and this mount end; the next `rblk-initiator vhost` is the new program"
+)]
+struct OfGuest {
+    socket: String,
+    version: String,
+}
+
 async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     let before = status(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
+    if before.is_of_guest() {
+        return Err(OfGuest { socket: before.device, version: before.version }.into());
+    }
     // Before any change.
     check_program(program, name).await?;
     root_disk::must_have(before.pid, program)?;
@@ -125,8 +140,12 @@ fn of_living<T: Serialize>(
             }
             Err(error) => {
                 let text = said_once(error.as_ref());
-                output.aside(format_args!("rblk-initiator: {name}: {text}"));
-                exit = Exit::Failure;
+                if error.is::<OfGuest>() {
+                    output.aside(format_args!("rblk-initiator: WARN {name}: {text}"));
+                } else {
+                    output.aside(format_args!("rblk-initiator: {name}: {text}"));
+                    exit = Exit::Failure;
+                }
                 came.push(Came { name, outcome: None, error: Some(text) });
             }
         }

@@ -12,7 +12,7 @@ use crate::mount::queue_counts::QueueCounts;
 pub struct MountStatus {
     /// The name of the mount: the volume's unless another was given.
     pub name: String,
-    /// The block device.
+    /// The block device; for the disk of a guest, its socket.
     pub device: String,
     /// The volume.
     pub volume: String,
@@ -170,6 +170,12 @@ impl MountStatus {
     pub fn lost(&self) -> Option<String> {
         self.loss_untold
             .then(|| format!("acknowledged writes may be lost; {}", self.on_loss.consequence()))
+    }
+
+    /// Whether it is the disk of a guest, with a socket in the place of a device.
+    #[must_use]
+    pub fn is_of_guest(&self) -> bool {
+        !self.device.starts_with("/dev/ublkb")
     }
 
     /// A line about a path that is not the best; `None` if it is.
