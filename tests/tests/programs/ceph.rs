@@ -1,5 +1,5 @@
-//! Volumes on images of a real Ceph cluster: fio verifies them while an OSD stands still, while it is
-//! killed and while the target is replaced, and an image that another client takes is served no
+//! Volumes on images of a real Ceph cluster: fio verifies them while an OSD stands still, while it
+//! is killed and while the target is replaced, and an image that another client takes is served no
 //! longer.
 //!
 //! Each test makes a cluster of its own on loopback (`tests/src/lab/ceph-cluster.sh`).

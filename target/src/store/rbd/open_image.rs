@@ -262,7 +262,8 @@ impl Image {
     /// after [`GROWTH_DEADLINE`]: it may become longer later, and nothing uses the bytes.
     ///
     /// # Errors
-    /// The cluster refuses or does not answer, the image is lost, or it is a snapshot and too short.
+    /// The cluster refuses or does not answer, the image is lost, or it is a snapshot and too
+    /// short.
     pub(crate) fn resize(&self, to: u64) -> Result<(), ImageError> {
         let (reply, answer) = mpsc::sync_channel(0);
         let began = Instant::now();
