@@ -69,11 +69,15 @@ fn verified_under_faults(cache: &str) {
     let Some(engine) = engine() else { return };
     let cluster = CephCluster::start("bluestore", 1);
     cluster.run("rbd create --size 32M rbd/v");
-    let target = serve(&cluster, &["--poll-groups", "2"]);
-    let mut command = Command::new(program("rblk-target"));
-    command.args(["volume", "set", "v", "--cache", cache, "--control-socket"]);
-    let set = run(command.arg(&target.socket));
-    assert_eq!(set.code, Some(0), "{set:?}");
+    // In a file, so that the program that takes its place has the cache mode, too.
+    let (file, conf) = (cluster.directory().join("target.toml"), cluster.conf());
+    let text = format!(
+        "[[volume]]\nname = 'v'\nstore = 'rbd'\nimage = 'rbd/v'\nceph_conf = '{}'\ncache = '{cache}'\n",
+        conf.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let args = ["--config", file.to_str().unwrap(), "--poll-groups", "2"];
+    let target = Target::start(cluster.directory(), &args);
     assert_eq!(volume(&target).unwrap().store, "rbd");
 
     let config = cluster.directory().join("mount.toml");

@@ -17,21 +17,18 @@ const TAG: &str = "internal";
 /// Bytes for the texts of all owners. An exclusive lock has one.
 const TEXTS: usize = 512;
 
-/// The owner of a lock, and the lock's life.
+/// The owner of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LockOwner {
     /// The address of the client.
     pub address: String,
     /// The owner's name for the lock. librbd derives it from the watch that it has then.
     pub cookie: String,
-    /// The version of the header: each change of the header, and of its lock, raises it.
-    pub version: u64,
 }
 
 /// See the module. Dropped before its cluster.
 #[derive(Debug)]
 pub(super) struct HeaderLock {
-    // Of its own: the version is that of the last answer here.
     pool: Pool,
     object: CString,
 }
@@ -69,8 +66,6 @@ impl HeaderLock {
                 addresses_len,
             )
         };
-        // SAFETY: an open pool, which only this thread uses.
-        let version = unsafe { (library.rados_get_last_version)(pool) };
         match checked(i32::try_from(owners).unwrap_or(i32::MAX)) {
             Ok(0) | Err(Errno::ENOENT) => return Ok(None),
             Ok(1) if is_exclusive != 0 && first(tag) == TAG => {}
@@ -78,7 +73,10 @@ impl HeaderLock {
             Ok(_) | Err(Errno::ERANGE) => return Err(Errno::EBUSY),
             Err(errno) => return Err(errno),
         }
-        Ok(Some(LockOwner { address: first(addresses), cookie: first(cookies), version }))
+        // librbd, and the list of fenced clients for people, leave the kind of the address out.
+        let address = first(addresses);
+        let address = address.strip_prefix("v1:").unwrap_or(&address).to_owned();
+        Ok(Some(LockOwner { address, cookie: first(cookies) }))
     }
 }
 

@@ -80,7 +80,6 @@ functions! {
     rados: fn rados_ioctx_destroy(Handle);
     rados: fn rados_ioctx_set_namespace(Handle, *const c_char);
     rados: fn rados_ioctx_get_id(Handle) -> i64;
-    rados: fn rados_get_last_version(Handle) -> u64;
     rados: fn rados_list_lockers(
         Handle, *const c_char, *const c_char, *mut c_int,
         *mut c_char, *mut usize, *mut c_char, *mut usize,

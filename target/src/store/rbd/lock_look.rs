@@ -6,10 +6,10 @@
 //!
 //! Between two looks the lock may have been lost, taken by another client, and taken again: the
 //! cache would be older than the image. librbd takes a lost lock again only with a new watch, which
-//! gives it a new cookie. It also renames a lock that it held all the time, when its watch broke.
-//! That is one change of the header, and a lock that is removed and taken again is at least two. So
-//! a new cookie is no loss where the header has changed once, and a loss otherwise. The versions of
-//! a header also count changes of other objects, so some locks that were held are lost to this.
+//! gives the lock another cookie. So another cookie is a loss. It may be none: librbd also renames a
+//! lock that it held all the time, when its watch broke, and nothing tells the two apart. An OSD
+//! that dies and comes back keeps the watch, and so the cookie. An OSD that lives drops the watch of
+//! a client that it has not heard of for 30 s.
 
 use nix::errno::Errno;
 
@@ -31,7 +31,7 @@ pub(super) enum Verdict {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct LockLooks {
-    // This client, as it was seen last.
+    // This client, when it took the lock.
     own: LockOwner,
     // librbd did not hold the lock at the last look.
     is_doubtful: bool,
@@ -64,25 +64,19 @@ impl LockLooks {
             (Ok(Some(owner)), _) if owner.address != self.own.address => {
                 Verdict::Lost(format!("another client has its exclusive lock: {}", owner.address))
             }
-            (Ok(Some(owner)), _) if self.may_be_taken_anew(&owner) => Verdict::Lost(
-                "its exclusive lock was not held all the time, and another client may have written to it".to_owned(),
+            (Ok(Some(owner)), _) if owner.cookie != self.own.cookie => Verdict::Lost(
+                "its exclusive lock may have been lost and taken again, since an OSD has dropped the watch of this \
+                 target: another client may have written to it"
+                    .to_owned(),
             ),
             (Ok(None), _) => Verdict::Lost("its exclusive lock is gone".to_owned()),
             (_, Ok(false)) if doubted => {
                 Verdict::Lost("librbd does not hold its exclusive lock any more".to_owned())
             }
-            (Ok(Some(owner)), is_owner) => {
-                self.own = owner;
-                if is_owner == Ok(true) { Verdict::Held } else { Verdict::Unknown }
-            }
-            (Err(_), _) => Verdict::Unknown,
+            (Ok(Some(_)), Ok(true)) => Verdict::Held,
+            (Ok(Some(_)) | Err(_), _) => Verdict::Unknown,
         };
         (verdict, news)
-    }
-
-    /// Whether this client may have lost the lock and taken it again since the last look.
-    fn may_be_taken_anew(&self, now: &LockOwner) -> bool {
-        now.cookie != self.own.cookie && now.version != self.own.version + 1
     }
 }
 
@@ -92,16 +86,16 @@ mod tests {
 
     const OWN: &str = "127.0.0.1:0/7";
 
-    fn owner(address: &str, cookie: &str, version: u64) -> LockOwner {
-        LockOwner { address: address.to_owned(), cookie: cookie.to_owned(), version }
+    fn owner(address: &str, cookie: &str) -> LockOwner {
+        LockOwner { address: address.to_owned(), cookie: cookie.to_owned() }
     }
 
     fn looks() -> LockLooks {
-        LockLooks::since(owner(OWN, "auto 1", 5))
+        LockLooks::since(owner(OWN, "auto 1"))
     }
 
     fn own() -> Result<Option<LockOwner>, Errno> {
-        Ok(Some(owner(OWN, "auto 1", 5)))
+        Ok(Some(owner(OWN, "auto 1")))
     }
 
     fn is_lost(verdict: &Verdict) -> bool {
@@ -112,7 +106,7 @@ mod tests {
     fn whoever_else_has_the_lock_has_the_image() {
         let judge = |owner, is_owner| looks().judge(owner, is_owner).0;
         assert_eq!(judge(own(), Ok(true)), Verdict::Held);
-        assert!(is_lost(&judge(Ok(Some(owner("127.0.0.1:0/8", "auto 1", 5))), Ok(true))));
+        assert!(is_lost(&judge(Ok(Some(owner("127.0.0.1:0/8", "auto 1"))), Ok(true))));
         assert!(is_lost(&judge(Ok(None), Ok(true))));
         assert!(is_lost(&judge(Err(Errno::EBUSY), Ok(true))));
         assert_eq!(judge(Err(Errno::ESHUTDOWN), Ok(true)), Verdict::Fenced);
@@ -134,20 +128,12 @@ mod tests {
 
     #[test]
     fn a_lock_that_was_lost_and_taken_again_is_lost() {
-        // Other changes of the header, as by a snapshot.
-        let same = |version| Ok(Some(owner(OWN, "auto 1", version)));
-        // A new watch: renamed in one change, or taken anew in two or more.
-        let new = |version| Ok(Some(owner(OWN, "auto 2", version)));
-        let mut looks = looks();
-        assert_eq!(looks.judge(same(5), Ok(true)).0, Verdict::Held);
-        assert_eq!(looks.judge(same(9), Ok(true)).0, Verdict::Held);
-        assert_eq!(looks.judge(new(10), Ok(true)).0, Verdict::Held, "renamed");
-        assert_eq!(looks.judge(new(14), Ok(true)).0, Verdict::Held);
-        assert_eq!(looks.judge(Err(Errno::ETIMEDOUT), Ok(true)).0, Verdict::Unknown);
-        assert!(is_lost(&looks.judge(same(16), Ok(true)).0), "removed, and taken again");
-        let mut looks = self::looks();
-        // By another client in between.
-        assert!(is_lost(&looks.judge(new(9), Ok(true)).0));
+        for meanwhile in [own(), Err(Errno::ETIMEDOUT)] {
+            let mut looks = looks();
+            assert!(!is_lost(&looks.judge(meanwhile, Ok(true)).0));
+            let again = Ok(Some(owner(OWN, "auto 2")));
+            assert!(is_lost(&looks.judge(again, Ok(true)).0));
+        }
     }
 
     #[test]
