@@ -84,7 +84,7 @@ fn verified_under_faults(cache: &str) {
     let text = format!("target = ['{}']\nvolume = 'v'\nreconnect_delay = '20ms'\n", target.address);
     std::fs::write(&config, text).unwrap();
     // A limited rate, so that each fault meets requests.
-    let job = ["--rw=randwrite", "--bsrange=4k-64k", "--size=32M", "--iodepth=16"];
+    let job = ["--rw=randwrite", "--bsrange=4k-64k", "--size=12M", "--iodepth=16"];
     let more = format!("--rblk_config={}", config.display());
     let job =
         [&job[..], &["--rate_iops=60", "--verify=crc32c", "--verify_fatal=1", &more]].concat();
