@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{DigestWish, MountConfig};
+use rblk_config::{DigestWish, Encrypt, MountConfig};
+use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::width::narrow;
@@ -99,11 +100,23 @@ pub(crate) async fn connect_first(
             sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
         ]);
     };
+    try_encryption(first.config);
     let connected = connect_patiently(first, host, waits).await?;
     if why.borrow().is_some() {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Status("connected")]);
     }
     Ok(connected)
+}
+
+/// Tries TLS of the kernel now, while no disk is there. The kernel loads what it needs by modprobe,
+/// and modules may lie on the disk that this mount makes: a trial when that disk waits for its
+/// target would wait for itself. Also without keys, as a reload may bring them. A mount that shall
+/// not encrypt never asks, in this process or in one that takes over.
+fn try_encryption(config: &MountConfig) {
+    if config.transport.encrypt != Encrypt::Off {
+        // Who needs the answer asks again, and gets the same one.
+        let _ = kernel_has_tls();
+    }
 }
 
 /// Connects like [`connect_first`], and passes each reason to wait to `waits`.
