@@ -5,11 +5,11 @@
 //! look in a row at which librbd is not the owner is a loss, whatever the cluster says meanwhile.
 //!
 //! Between two looks the lock may have been lost, taken by another client, and taken again: the
-//! cache would be older than the image. librbd takes a lost lock again only with a new watch, which
-//! gives the lock another cookie. So another cookie is a loss. It may be none: librbd also renames a
-//! lock that it held all the time, when its watch broke, and nothing tells the two apart. An OSD
-//! that dies and comes back keeps the watch, and so the cookie. An OSD that lives drops the watch of
-//! a client that it has not heard of for 30 s.
+//! cache would be older than the image. librbd takes a lost lock again only with a new watch, and
+//! that gives the lock another cookie. So another cookie is a loss. It may be none: librbd also
+//! renames a lock that it held all the time, when its watch broke, and nothing tells the two apart.
+//! An OSD that dies and comes back keeps the watch, and so the cookie. An OSD that lives drops the
+//! watch of a client that it has not heard of for 30 s.
 
 use nix::errno::Errno;
 
