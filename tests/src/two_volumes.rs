@@ -13,7 +13,8 @@ use rblk_target::volume::{CacheMode, Volume};
 use crate::bed::PATIENCE;
 
 /// Bytes of one request.
-const IO: usize = 64 << 10;
+const IO_BYTES: u32 = 64 << 10;
+const IO: usize = IO_BYTES as usize;
 
 /// Two volumes with an arena of 8 MiB in two poll groups, and a connected queue for each.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl TwoVolumes {
             groups: 2,
             arena_bytes: 8 << 20,
             dirty_max_bytes: 2 << 20,
-            io_max_bytes: IO as u32,
+            io_max_bytes: IO_BYTES,
             volumes: vec![first(spec(&images[0])), spec(&images[1])],
             ..RigOptions::default()
         };
@@ -60,7 +61,7 @@ impl TwoVolumes {
         let queues = [0, 1].map(VolumeIndex).map(|volume| {
             let session = rig.begin_session();
             rig.open(session, volume, AccessMode::Shared);
-            let options = QueueOptions { depth: 2, io_max_bytes: IO as u32, ..Default::default() };
+            let options = QueueOptions { depth: 2, io_max_bytes: IO_BYTES, ..Default::default() };
             let queue = rig.add_queue(session, volume, options).expect("a queue");
             rig.run(PATIENCE, |rig| rig.is_connected(queue)).expect("a path");
             queue
