@@ -175,7 +175,7 @@ impl MountStatus {
     /// Whether it is the disk of a guest, with a socket in the place of a device.
     #[must_use]
     pub fn is_of_guest(&self) -> bool {
-        !self.device.starts_with("/dev/ublkb")
+        is_of_guest(&self.device)
     }
 
     /// A line about a path that is not the best; `None` if it is.
@@ -203,4 +203,9 @@ impl MountStatus {
             generation => generation.to_string(),
         }
     }
+}
+
+/// Whether a mount with this device is the disk of a guest, with a socket in the place of a device.
+pub(super) fn is_of_guest(device: &str) -> bool {
+    !device.starts_with("/dev/ublkb")
 }

@@ -1,7 +1,7 @@
 //! The packages on a host that systemd boots: Debian 13 under QEMU. An administrator installs them,
 //! configures both ends by the commands of docs/install.md, upgrades them below running I/O,
 //! restarts the host three times, removes and purges them (`packages-work.sh`). One mount has its
-//! target on this machine, where the test starts it late, and kills it before and during a shutdown.
+//! target on this machine: the test starts it late, and kills it before and during a shutdown.
 //!
 //! The test needs root, QEMU, mmdebstrap and Debian's archive, and the packages: those of the
 //! directory `RBLK_PACKAGES`, or else `cargo xtask dist` makes them. It takes an hour without them.

@@ -179,7 +179,7 @@ fn with_ceph_cached_blocks_wait_while_the_cluster_is_silent() {
     thread::sleep(Duration::from_secs(3));
     assert!(!read.is_finished(), "answered from the cache");
     cluster.script("osd-continue 0");
-    let (got, client) = read.join().unwrap();
+    let (got, client) = read.join().unwrap_or_else(|_| panic!("{}", target.log()));
     assert_eq!(got, old);
     client.logout();
     stop(&cluster, target);

@@ -88,6 +88,8 @@ pub(super) struct Outbound {
     batch: VecDeque<Frame>,
     // Bytes of the first frame that are sent.
     offset: usize,
+    // Bytes of the batch that are not sent.
+    waiting: usize,
     responses: VecDeque<PeerRead>,
     // The next frame is a response, if there is one.
     response_next: bool,
@@ -107,6 +109,7 @@ impl Outbound {
         Self {
             batch: VecDeque::with_capacity(BATCH),
             offset: 0,
+            waiting: 0,
             responses: VecDeque::with_capacity(usize::from(reads_in).max(1)),
             response_next: false,
             acks: Acks::default(),
@@ -122,6 +125,7 @@ impl Outbound {
         self.batch.clear();
         self.responses.clear();
         self.offset = 0;
+        self.waiting = 0;
         self.acks.told();
         self.probe = false;
         self.blocked = false;
@@ -166,6 +170,12 @@ impl Outbound {
     /// Whether frames wait to be sent.
     pub(super) fn has_frames(&self) -> bool {
         !self.batch.is_empty()
+    }
+
+    /// Bytes of the frames that wait to be sent.
+    #[inline]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.waiting
     }
 
     /// A READ of the peer is to be answered.
@@ -222,7 +232,9 @@ impl Outbound {
     fn push(&mut self, mut header: FrameHeader, len: u32, origin: FrameOrigin) {
         header.executed = low32(self.acks.executed());
         self.acks.told();
-        self.batch.push_back(Frame { header: header.encode(), len, origin });
+        let frame = Frame { header: header.encode(), len, origin };
+        self.waiting += frame.bytes();
+        self.batch.push_back(frame);
     }
 
     #[inline]
@@ -291,6 +303,7 @@ impl Outbound {
     #[inline]
     pub(super) fn took(&mut self, bytes: usize) {
         self.offset += bytes;
+        self.waiting -= bytes;
     }
 
     /// Removes the first frame if all of it is sent.
@@ -309,6 +322,12 @@ impl Outbound {
         self.batch.front().map(|frame| (frame.origin, self.offset > 0))
     }
 
+    // Drops the frames of the other origins. Nothing of them is sent.
+    fn retain(&mut self, stays: impl Fn(FrameOrigin) -> bool) {
+        self.batch.retain(|frame| stays(frame.origin));
+        self.waiting = self.batch.iter().map(Frame::bytes).sum::<usize>() - self.offset;
+    }
+
     /// The memory of a request of which nothing is sent was deregistered: drops this request and
     /// those behind it. They stay in the send queue.
     pub(super) fn drop_requests(
@@ -317,7 +336,7 @@ impl Outbound {
         status: WcStatus,
         sends: &mut SendQueue,
     ) {
-        self.batch.retain(|f| !matches!(f.origin, FrameOrigin::Request(_)));
+        self.retain(|origin| !matches!(origin, FrameOrigin::Request(_)));
         sends.unbuild(position);
         self.probe = sends.poison(position, status);
     }
@@ -326,7 +345,7 @@ impl Outbound {
     /// NAK is to be sent instead.
     pub(super) fn drop_responses(&mut self) {
         self.responses.clear();
-        self.batch.retain(|f| matches!(f.origin, FrameOrigin::Request(_) | FrameOrigin::Control));
+        self.retain(|origin| matches!(origin, FrameOrigin::Request(_) | FrameOrigin::Control));
         self.nak_built = false;
     }
 }

@@ -51,7 +51,8 @@ impl QueuePair {
             if !self.outbound.has_frames() {
                 break;
             }
-            let mut gathered = Gathered::new(send_bytes, self.link.most_per_send().min(*share));
+            let most = self.link.most_per_send(self.outbound.waiting_bytes());
+            let mut gathered = Gathered::new(send_bytes, most.min(*share));
             let dead = self.outbound.gather(&self.sends, keys, &mut gathered);
             if gathered.pieces().is_empty() {
                 if dead {

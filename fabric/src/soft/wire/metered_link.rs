@@ -39,8 +39,8 @@ impl MeteredLink {
 
     /// As [`PeerStream::most_per_send`].
     #[inline]
-    pub(in crate::soft) fn most_per_send(&self) -> usize {
-        self.link.most_per_send()
+    pub(in crate::soft) fn most_per_send(&self, waiting: usize) -> usize {
+        self.link.most_per_send(waiting)
     }
 
     /// As [`PeerStream::scatters`].

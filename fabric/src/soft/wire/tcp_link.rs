@@ -31,8 +31,8 @@ pub(in crate::soft) trait PeerStream: Send + fmt::Debug {
     /// Every piece is readable for its length during the call.
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
 
-    /// Bytes that the next [`send`](Self::send) should have at most.
-    fn most_per_send(&self) -> usize {
+    /// Bytes that the next [`send`](Self::send) should have at most, where `waiting` bytes wait.
+    fn most_per_send(&self, _waiting: usize) -> usize {
         call_bytes::LEAST
     }
 
@@ -145,9 +145,9 @@ impl PeerStream for TcpLink {
         moved
     }
 
-    fn most_per_send(&self) -> usize {
+    fn most_per_send(&self, waiting: usize) -> usize {
         // The time of a call is that of the cipher.
-        if self.encrypted { call_bytes::LEAST } else { self.call.most() }
+        if self.encrypted { call_bytes::LEAST } else { self.call.most(waiting) }
     }
 
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
