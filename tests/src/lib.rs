@@ -8,6 +8,7 @@ pub mod built;
 pub mod exerciser;
 pub mod guest;
 pub mod guest_disk;
+pub mod guide;
 pub mod hostile;
 pub mod http;
 pub mod lab;

@@ -129,6 +129,7 @@ pub(crate) async fn connect_patiently(
     let config = first.config;
     let known_by = KnownBy { host, credentials: credentials_of(config)? };
     let mut round = 1u32;
+    let mut logged = String::new();
     loop {
         let error = match connect_once(first, &known_by).await {
             Ok(connected) => return Ok(connected),
@@ -138,7 +139,12 @@ pub(crate) async fn connect_patiently(
             return Err(error);
         }
         let text = said_once(error.as_ref());
-        tracing::warn!(round, error = text, "waiting for the target");
+        // A target may be away for days, and systemd begins this again and again: not a line for
+        // each round, but for each new reason, and ever more rarely for the same one.
+        if text != logged || round.is_power_of_two() {
+            tracing::warn!(round, error = text, "waiting for the target");
+            logged.clone_from(&text);
+        }
         waits(&text);
         tokio::time::sleep(config.reconnect_delay.get().min(PAUSE_MAX)).await;
         round = round.saturating_add(1);
