@@ -1,5 +1,5 @@
 #!/bin/bash
-# packages-image.sh CHECKOUT PACKAGES, in a directory with the file `typed`: makes a Debian 13 with systemd and
+# packages-image.sh CHECKOUT PACKAGES, in a directory with the files `typed` and `walk`: makes a Debian 13 with systemd and
 # without rblk. Leaves vmlinuz, initrd and root.img, an ext4 with the packages in /packages/1, and the same packages with
 # a higher version in /packages/2. Runs in a mount namespace of its own.
 set -euxo pipefail
@@ -44,7 +44,9 @@ printf '[Match]\nDriver=virtio_net\n[Network]\nDHCP=ipv4\n' >$network/30-card.ne
 mkdir -p root/etc/systemd/journald.conf.d
 printf '[Journal]\nRateLimitBurst=0\n' >root/etc/systemd/journald.conf.d/all.conf
 install -m 755 "$guests/packages-work.sh" root/usr/local/sbin/packages-work
-install -m 644 typed root/usr/local/lib/typed
+install -m 644 typed walk "$checkout/tests/src/typed.sh" root/usr/local/lib
+# `apt install` asks nobody.
+echo 'APT::Get::Assume-Yes "true";' >root/etc/apt/apt.conf.d/99-yes
 cat >root/etc/systemd/system/packages-work.service <<'UNIT'
 [Unit]
 After=multi-user.target

@@ -46,27 +46,8 @@ within() {
 }
 word() { sed -n "s/.*\<$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
 
-# The words of docs/install.md.
-known() {
-    local text=$1
-    case $text in *@TARGET_KEY@*) text=${text//@TARGET_KEY@/$(rblk-target key show)} ;; esac
-    case $text in *@HOST_KEY@*) text=${text//@HOST_KEY@/$(rblk-initiator key show)} ;; esac
-    printf '%s' "$text"
-}
-step() {
-    local typed
-    typed=$(known "$1")
-    [ -z "$typed" ] || must bash -c "$typed"
-}
-file() {
-    echo "# write $1"
-    mkdir -p "$(dirname "$1")"
-    known "$2" >"$1"
-}
-line() {
-    echo "# add to $1: $2"
-    echo "$2" >>"$1"
-}
+# The words of the documents.
+. /usr/local/lib/typed.sh
 
 pid() { systemctl show -P MainPID "$1"; }
 state_of() { rblk-initiator status "$1" --output json | sed -n 's/.*"state": *"\([^"]*\)".*/\1/p' | head -1; }
@@ -99,21 +80,26 @@ fill() {
     sync -f "$1"
 }
 
-# typed HOST COMMAND: a command of the walk-through, at a host that is a namespace of the network.
-typed() {
+# at HOST COMMAND: a command of README.md, at a host that is a namespace of the network.
+at() {
+    local host=$1 text
+    text=$(known "$2")
+    # As README.md says of hosts without an RDMA device.
+    text=${text/ 192.0.2.1 / tcp:\/\/192.0.2.1 }
     commands=$((commands + 1))
-    echo "$1# $2"
-    case $2 in
-    *serve*)
-        nsenter --net=/run/netns/"$1" bash -c "exec $2" 2>/run/served &
+    echo "$host# $text"
+    case $text in
+    *" serve "*)
+        nsenter --net=/run/netns/"$host" bash -c "exec $text" 2>/run/served &
         served=$!
+        within 30 rblk-target status
         ;;
-    *) nsenter --net=/run/netns/"$1" bash -c "$2" || die "$2: $?" ;;
+    *) nsenter --net=/run/netns/"$host" bash -c "$text" || die "$text: $?" ;;
     esac
 }
 # walk: the first five minutes of README.md, with two namespaces as the hosts.
 walk() {
-    local commands=0 served host key
+    local commands=0 served host
     for host in store1 client1; do
         ip netns add $host
         ip -n $host link set lo up
@@ -122,20 +108,11 @@ walk() {
     ip -n store1 addr add 192.0.2.1/24 dev to1
     ip -n client1 addr add 192.0.2.2/24 dev to1
     for host in store1 client1; do ip -n $host link set to1 up; done
+    cd /packages/1
     SECONDS=0
-    typed store1 "apt-get install -y -qq /packages/1/rblk-target_*.deb"
-    typed client1 "apt-get install -y -qq /packages/1/rblk-initiator_*.deb"
-    # The two keys, which the packages have printed.
-    key=$(rblk-initiator key show)
-    typed store1 "truncate -s 64G /srv/walk.img"
-    typed store1 "rblk-target serve --file vol0=/srv/walk.img --host client1=$key"
-    typed client1 "modprobe ublk_drv"
-    within 30 rblk-target status
-    key=$(rblk-target key show)
-    typed client1 "rblk-initiator mount tcp://192.0.2.1 vol0 --target-key $key"
-    typed client1 "mkfs.ext4 -q -L data /dev/ublkb0"
-    typed client1 "mount /dev/ublkb0 /mnt"
+    . /usr/local/lib/walk
     say "walk: $commands commands, $SECONDS s"
+    cd /root
     df -h /mnt
     findmnt /mnt
     show rblk-initiator list
@@ -146,7 +123,7 @@ walk() {
     wait $served
     ip netns del store1
     ip netns del client1
-    rm -rf /srv/walk.img /var/lib/rblk/*
+    rm -rf /srv/vol0.img /var/lib/rblk/*
 }
 
 install() {
