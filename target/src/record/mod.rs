@@ -87,7 +87,9 @@ impl BootId {
     /// The id in that text.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.trim().chars().take(BOOT_ID_MAX).collect())
+        let text: String = text.trim().chars().take(BOOT_ID_MAX).collect();
+        // The cut may end in a space.
+        Self(text.trim_end().to_owned())
     }
 
     /// The id of this machine's boot now.
@@ -262,6 +264,12 @@ mod tests {
     const V: VolumeUuid = [7; 16];
     const OLD: WriteVerifier = WriteVerifier([1; 16]);
     const FRESH: WriteVerifier = WriteVerifier([2; 16]);
+
+    #[test]
+    fn an_id_that_was_cut_is_the_same_when_it_is_read_again() {
+        let id = BootId::new(&format!(" {:63}  x", "a"));
+        assert_eq!((BootId::new(&id.0), id.0.as_str()), (id.clone(), "a"));
+    }
 
     fn served(risk: AtRisk, boot: &str) -> VolumeRecord {
         let mut record = VolumeRecord::new(V);
