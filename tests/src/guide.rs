@@ -1,5 +1,5 @@
-//! [`typed`] and [`walk`]: what docs/install.md and README.md say, as scripts, word by word.
-//! [`FUNCTIONS`] are the commands of these scripts.
+//! [`typed`], [`walk`] and [`layers`]: what docs/install.md, README.md and docs/layers.md say, as
+//! scripts, word by word. [`FUNCTIONS`] are the commands of these scripts.
 
 use std::fmt::Write;
 
@@ -7,6 +7,16 @@ use std::fmt::Write;
 pub const FUNCTIONS: &str = include_str!("typed.sh");
 const GUIDE: &str = include_str!("../../docs/install.md");
 const README: &str = include_str!("../../README.md");
+const LAYERS: &str = include_str!("../../docs/layers.md");
+/// The sections of docs/layers.md with commands, and their names in a script.
+const RECIPES: [(&str, &str); 6] = [
+    ("LUKS on the disk of a mount", "luks"),
+    ("LVM on the disk of a mount", "lvm"),
+    ("RAID 1 of two targets", "raid"),
+    ("A local disk as cache", "cache"),
+    ("dm-crypt below the target", "crypt"),
+    ("VDO below the target", "vdo"),
+];
 /// The keys in the guide, in the order of the commands that show them.
 const KEYS: [&str; 2] = ["TARGET_KEY", "HOST_KEY"];
 /// The prompts of the two hosts.
@@ -54,6 +64,26 @@ pub fn walk() -> String {
     let script = with_names_of_keys(script);
     assert!(script.contains("at client1 'mount "), "README.md mounts nothing:\n{script}");
     assert!(!script.contains("rblk1:"), "a key of nobody:\n{script}");
+    script
+}
+
+/// The recipes of docs/layers.md, as functions of bash: `luks_1` is the first block of commands of
+/// the section about LUKS.
+///
+/// # Panics
+/// The page has another section with commands, or none for a name.
+#[must_use]
+pub fn layers() -> String {
+    let mut script = String::new();
+    let mut count = 0;
+    for (section, name) in RECIPES {
+        let recipe = blocks(LAYERS, section).into_iter().filter(|block| block.language == "sh");
+        for (at, block) in (1..).zip(recipe) {
+            count += 1;
+            write!(script, "{name}_{at}() {{\n{}}}\n", steps(&block)).expect("a string");
+        }
+    }
+    assert_eq!(count, LAYERS.matches("\n```sh\n").count(), "a section without a name");
     script
 }
 
@@ -131,6 +161,17 @@ mod tests {
 
     /// The most commands from the packages to a mounted file system, at both hosts together.
     const COMMANDS_MAX: usize = 8;
+
+    #[test]
+    fn every_recipe_can_be_made_and_taken_away() {
+        let script = layers();
+        for (_, name) in RECIPES {
+            for at in [1, 2] {
+                let function = format!("{name}_{at}() {{\nstep '");
+                assert!(script.contains(&function), "{name} {at} is not in:\n{script}");
+            }
+        }
+    }
 
     #[test]
     fn the_first_five_minutes_are_eight_commands() {
