@@ -346,10 +346,9 @@ try_luks() {
     must systemctl start systemd-cryptsetup@secret
     systemctl show -P After systemd-cryptsetup@secret | grep -q remote-fs-pre.target || die "closed after the mount stops"
     has_data /dev/mapper/secret
-    must systemctl stop systemd-cryptsetup@secret
+    luks_2
     rm /etc/crypttab
     must systemctl daemon-reload
-    luks_2
     must rblk-initiator umount luks
 }
 try_lvm() {
