@@ -16,11 +16,10 @@ step() {
     echo "# $typed"
     bash -c "${typed//.build\/release/${PROGRAMS-.build/release}}" || die "$typed: $?"
 }
-# file PATH TEXT
+# file PATH TEXT: its directory is there.
 file() {
     echo "# write $1"
-    mkdir -p "$(dirname "$1")"
-    known "$2" >"$1"
+    known "$2" >"$1" || die "$1 cannot be written"
 }
 # line PATH TEXT
 line() {

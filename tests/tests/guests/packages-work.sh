@@ -365,6 +365,7 @@ try_lvm() {
     must rblk-initiator umount lvm
 }
 try_raid() {
+    mkdir -m 700 /run/store2
     file /run/store2/target.toml "name = \"store2\"
 listen = [\"tcp://127.0.0.1:7731\"]
 key_file = \"/run/store2/key\"
@@ -379,7 +380,6 @@ volumes = [\"*:rw\"]
 name = \"half2\"
 store = \"file\"
 path = \"/srv/half2.img\""
-    chmod 700 /run/store2
     truncate -s 128M /srv/half2.img
     local key
     key=$(rblk-target key new --file /run/store2/key)
