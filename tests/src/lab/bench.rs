@@ -63,8 +63,8 @@ impl<'l> Bench<'l> {
         run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
     }
 
-    /// Whether the costs of I/Os may be measured here. To count system calls, the kernel patches the
-    /// code of their entry. The emulator may run an instruction that is half patched, and Linux 6
+    /// Whether the costs of I/Os may be measured here. To count system calls, the kernel patches
+    /// the code of their entry. The emulator may run an instruction that is half patched, and Linux 6
     /// ends by that (`Oops: int3`).
     #[must_use]
     pub fn may_probe(&self) -> bool {
