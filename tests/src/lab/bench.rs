@@ -64,8 +64,8 @@ impl<'l> Bench<'l> {
     }
 
     /// Whether the costs of I/Os may be measured here. To count system calls, the kernel patches
-    /// the code of their entry. The emulator may run an instruction that is half patched, and Linux 6
-    /// ends by that (`Oops: int3`).
+    /// the code of their entry. The emulator may run an instruction that is half patched, and
+    /// Linux 6 ends by that (`Oops: int3`).
     #[must_use]
     pub fn may_probe(&self) -> bool {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");

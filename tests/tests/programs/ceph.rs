@@ -20,7 +20,6 @@ use rblk_tests::program::{Client, Target, program, run, wait_for};
 
 use super::fio_engine::{Fio, engine};
 
-const MIB: usize = 1 << 20;
 const REASON_OF_OSDS: &str = "has not answered for";
 
 /// Serves the image `rbd/v` as the volume `v`.
