@@ -46,6 +46,9 @@ impl<'l> Bench<'l> {
         if !systems.is_empty() {
             command.args(["--systems", &systems.join(",")]);
         }
+        if !self.may_probe() {
+            command.arg("--no-probe");
+        }
         Running::start(command)
     }
 
@@ -55,8 +58,7 @@ impl<'l> Bench<'l> {
     /// The run fails, or takes too long.
     #[must_use]
     pub fn compare(&self, name: &str) -> Run {
-        let words: &[&str] = if self.may_probe() { &[] } else { &["--no-probe"] };
-        let finished = self.start(name, words).finish(COMPARE);
+        let finished = self.start(name, &[]).finish(COMPARE);
         println!("{finished}");
         let _ = finished.ok();
         let run = folder::read(&self.folder(name).join("run.json"));
