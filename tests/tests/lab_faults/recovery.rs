@@ -37,8 +37,8 @@ fn crash_while_recovering() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn upgrade_under_fio() {
-    run("upgrade_under_fio", |lab| {
+fn kernel_upgrade_under_fio() {
+    run("kernel_upgrade_under_fio", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
         let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
         let node = mounted.node();
