@@ -13,6 +13,10 @@ impl KernelRelease {
     /// The first release that gives a disk another size while it is in use (`UPDATE_SIZE`).
     pub const RESIZES_DISKS: Self = Self(6, 16);
 
+    /// The first release that loses no request of a ublk server that ends while requests come: the
+    /// driver looks at them when the server's node is closed.
+    pub const ENDS_SERVERS: Self = Self(6, 16);
+
     /// The release of the running kernel.
     ///
     /// # Panics

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rblk_config::{CacheMode, OnLoss, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags, Witness, pattern,
-    run, until,
+    Aligned, DEADLINE, KernelRelease, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags,
+    Witness, pattern, run, until,
 };
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
@@ -37,8 +37,11 @@ fn crash_while_recovering() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn kernel_upgrade_under_fio() {
-    run("kernel_upgrade_under_fio", |lab| {
+fn upgrade_under_fio() {
+    if KernelRelease::ENDS_SERVERS.is_missing("a hand-over under load never loses a request") {
+        return;
+    }
+    run("upgrade_under_fio", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
         let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
         let node = mounted.node();

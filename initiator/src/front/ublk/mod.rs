@@ -72,8 +72,8 @@
 //!   a process killed in the middle of that with a request unanswered can hang, and its device with
 //!   it.
 //! - Before 6.16 a server that is killed may leave a disk that no other can take over: a request
-//!   that comes while a thread ends may be handed to that thread. [`UblkQueue::leave`] avoids that
-//!   for a server that hands its disk over.
+//!   that comes while a thread ends may be handed to that thread. [`UblkQueue::leave`] makes that
+//!   rare for a server that hands its disk over.
 //! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.

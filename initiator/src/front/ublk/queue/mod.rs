@@ -228,7 +228,10 @@ impl UblkQueue {
     /// kernel/exit.c, `ublk_abort_requests` and `__ublk_rq_task_work` in
     /// drivers/block/ublk_drv.c). Nobody answers such a request, and the device is stuck until the
     /// machine restarts (seen on 6.12). A ring that is closed while its thread lives is taken down
-    /// by a worker of the kernel, which gives all requests back.
+    /// by a worker of the kernel, which gives back the requests on their way. A request that comes
+    /// between two steps of that worker (`io_move_task_work_from_local` and the first cancel, in
+    /// `io_ring_exit_work`) is still lost: the worker cannot run the work of this thread, and tries
+    /// without end.
     ///
     /// # Errors
     /// The kernel did not take the requests back in time. All queues of the device must leave.
