@@ -17,6 +17,10 @@ impl KernelRelease {
     /// driver looks at them when the server's node is closed.
     pub const ENDS_SERVERS: Self = Self(6, 16);
 
+    /// The first release with Soft-RoCE devices in network namespaces: a [far host](super::FarHost)
+    /// is one.
+    pub const HAS_FAR_HOSTS: Self = Self(7, 1);
+
     /// The release of the running kernel.
     ///
     /// # Panics

@@ -35,6 +35,14 @@ fn crash_while_recovering() {
     });
 }
 
+/// A program that does not start changes nothing.
+fn no_program_is_no_upgrade(lab: &Lab, mounted: &Mounted<'_>) {
+    let pid = mounted.pid();
+    let said = lab.initiator(&["upgrade", "v0", "--program", "/bin/false"], DEADLINE);
+    assert_ne!(said.code(), 0, "{said}");
+    assert_eq!(mounted.status().pid, pid, "{said}");
+}
+
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn upgrade_under_fio() {
@@ -80,11 +88,7 @@ fn upgrade_under_fio() {
                 Ok(())
             });
         }
-        // A program that does not start changes nothing.
-        let pid = mounted.pid();
-        let said = lab.initiator(&["upgrade", "v0", "--program", "/bin/false"], DEADLINE);
-        assert_ne!(said.code(), 0, "{said}");
-        assert_eq!(mounted.status().pid, pid, "{said}");
+        no_program_is_no_upgrade(lab, &mounted);
         wait_for_io(&mounted, &meter);
         let _ = fio.stop(DEADLINE).ok();
         assert_eq!(mounted.node(), node);
