@@ -21,6 +21,10 @@ impl KernelRelease {
     /// is one.
     pub const HAS_FAR_HOSTS: Self = Self(7, 1);
 
+    /// The first release whose ublk driver takes data from the memory of another program
+    /// (`SHMEM_ZC`).
+    pub const SHARES_MEMORY: Self = Self(7, 1);
+
     /// The release of the running kernel.
     ///
     /// # Panics
