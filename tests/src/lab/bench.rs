@@ -8,7 +8,7 @@ use rblk_bench::result::Run;
 use rblk_bench::{JOURNALS, TAG, folder};
 
 use super::Lab;
-use super::kernel_release::KernelRelease;
+use super::kernel_feature::KernelFeature;
 use super::process::{Finished, Running, signal, start};
 use super::wait::{DEADLINE, until};
 
@@ -71,7 +71,7 @@ impl<'l> Bench<'l> {
     /// Linux 6 ends by that (`Oops: int3`).
     #[must_use]
     pub fn may_probe(&self) -> bool {
-        KernelRelease::running() >= KernelRelease(7, 0)
+        KernelFeature::COUNTED_CALLS.is_there()
     }
 
     /// Checks the device of the lab quickly, and returns the JSON output.

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use rblk_tests::lab::{
-    CpuWaits, DEADLINE, FarHost, KernelRelease, MountFlags, Mounted, StallMeter, Target, Witness,
+    CpuWaits, DEADLINE, FarHost, KernelFeature, MountFlags, Mounted, StallMeter, Target, Witness,
     run, until,
 };
 
@@ -62,7 +62,7 @@ fn cut(mounted: &Mounted<'_>, far: &FarHost, witness: &Witness) -> Cut {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn detect_is_kept() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("detect_is_kept", |lab| {

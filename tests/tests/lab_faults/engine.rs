@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rblk_tests::lab::{DEADLINE, FarHost, Fio, KernelRelease, Lab, Target, run, until};
+use rblk_tests::lab::{DEADLINE, FarHost, Fio, KernelFeature, Lab, Target, run, until};
 
 use super::{DETECT, MIB, PATIENCE, serve_file};
 
@@ -32,7 +32,7 @@ fn faults_below_fio(lab: &Lab, transport: &str) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fio_engine_sees_a_stall_rdma() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("fio_engine_sees_a_stall_rdma", |lab| faults_below_fio(lab, "rdma"));

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rblk_tests::lab::{
-    DEADLINE, FarHost, FileSystem, KernelLog, KernelRelease, Lab, Mounted, RunningFio, StallMeter,
+    DEADLINE, FarHost, FileSystem, KernelFeature, KernelLog, Lab, Mounted, RunningFio, StallMeter,
     Target, TargetFlags, Witness, run, until,
 };
 
@@ -130,7 +130,7 @@ impl<'l> Life<'l> {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn link_cut() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("link_cut", |lab| {
@@ -195,7 +195,7 @@ fn initiator_kill_recover() {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn ext4_sees_nothing() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("ext4_sees_nothing", |lab| {

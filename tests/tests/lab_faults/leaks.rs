@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rblk_tests::lab::{
-    Aligned, DEADLINE, FarHost, KernelRelease, MountFlags, Mounted, Target, Usage, pattern,
+    Aligned, DEADLINE, FarHost, KernelFeature, MountFlags, Mounted, Target, Usage, pattern,
     rdma_resources, run, until, within,
 };
 
@@ -90,7 +90,7 @@ fn mount_cycles_leak_nothing() {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn reconnects_leak_nothing() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("reconnects_leak_nothing", |lab| {

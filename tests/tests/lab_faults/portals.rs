@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_tests::lab::{
-    DEADLINE, FarHost, KernelRelease, Mounted, StallMeter, Target, Witness, run, until,
+    DEADLINE, FarHost, KernelFeature, Mounted, StallMeter, Target, Witness, run, until,
 };
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
@@ -17,7 +17,7 @@ fn uses(mounted: &Mounted<'_>, host: &str) -> Option<MountStatus> {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fail_over_and_back() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("fail_over_and_back", |lab| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rblk_config::{CacheMode, OnLoss, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, KernelRelease, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags,
+    Aligned, DEADLINE, KernelFeature, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags,
     Witness, pattern, run, until,
 };
 
@@ -46,7 +46,7 @@ fn no_program_is_no_upgrade(lab: &Lab, mounted: &Mounted<'_>) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn upgrade_under_fio() {
-    if KernelRelease::ENDS_SERVERS.is_missing("a hand-over under load never loses a request") {
+    if KernelFeature::SAFE_HAND_OVER.is_missing() {
         return;
     }
     run("upgrade_under_fio", |lab| {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rblk_config::{CacheMode, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, FarHost, KernelRelease, Lab, LoopDisk, Mapped, MountFlags, Mounted, Target,
+    Aligned, DEADLINE, FarHost, KernelFeature, Lab, LoopDisk, Mapped, MountFlags, Mounted, Target,
     TargetFlags, pattern, run, until,
 };
 
@@ -131,7 +131,7 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn stale_write_20() {
-    if KernelRelease::HAS_FAR_HOSTS.is_missing("Soft-RoCE in a network namespace") {
+    if KernelFeature::FAR_HOST.is_missing() {
         return;
     }
     run("stale_write_20", |lab| {

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use rblk_tests::lab::{
-    FileSystem, Finished, Fio, KernelRelease, Running, RunningFio, pattern, run,
+    FileSystem, Finished, Fio, KernelFeature, Running, RunningFio, pattern, run,
 };
 use serde_json::Value;
 
@@ -120,7 +120,7 @@ fn add_volume(lab: &Lab) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn everything_changes_under_one_file_system() {
-    if KernelRelease::RESIZES_DISKS.is_missing("it resizes a disk in use") {
+    if KernelFeature::RESIZE_IN_USE.is_missing() {
         return;
     }
     run("everything_changes", |lab| {

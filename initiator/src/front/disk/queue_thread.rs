@@ -87,7 +87,7 @@ impl QueueThread {
         if driver.is_leaving()
             && let Err(error) = ublk.leave()
         {
-            tracing::warn!(%error, "the kernel has not taken the requests back");
+            tracing::warn!(%error, "the kernel may have lost a request: maybe no program can serve the disk until this host restarts");
         }
     }
 

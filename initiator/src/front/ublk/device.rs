@@ -42,8 +42,8 @@ pub struct QueueConfig {
     pub(super) queue_id: u16,
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
-    // The device, if its driver may hand requests to a thread that is ending.
-    pub(super) serves_dying: Option<u32>,
+    // The device, if a queue that leaves has to wait until the driver knows.
+    pub(super) leave_awaits: Option<u32>,
 }
 
 impl QueueConfig {
@@ -219,13 +219,14 @@ impl Device {
     #[must_use]
     pub fn queue_config(&self, queue_id: u16) -> Option<QueueConfig> {
         let node = Arc::clone(self.node.as_ref()?);
-        let is_mended = self.control.features().contains(Features::QUIESCE);
+        // The release with this feature sees the end of a server when the char node is closed.
+        let sees_end = self.control.features().contains(Features::QUIESCE);
         (queue_id < self.info.queues).then_some(QueueConfig {
             node,
             queue_id,
             depth: self.info.depth,
             max_io_bytes: self.info.max_io_bytes,
-            serves_dying: (!is_mended).then_some(self.info.id),
+            leave_awaits: (!sees_end).then_some(self.info.id),
         })
     }
 

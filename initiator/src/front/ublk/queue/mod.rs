@@ -126,7 +126,7 @@ pub struct UblkQueue {
     watches: DescriptorPolls,
     queue_id: u16,
     max_io_bytes: u32,
-    serves_dying: Option<u32>,
+    leave_awaits: Option<u32>,
     stopping: bool,
     counts: RequestCounts,
     _node: Arc<CharNode>,
@@ -161,7 +161,7 @@ impl UblkQueue {
     /// # Errors
     /// The buffers do not fit the queue, io_uring is refused, or the char node cannot be mapped.
     pub fn new(config: &QueueConfig, buffers: Buffers) -> Result<Self> {
-        let QueueConfig { node, queue_id, depth, max_io_bytes, serves_dying } = config;
+        let QueueConfig { node, queue_id, depth, max_io_bytes, leave_awaits } = config;
         if buffers.count() < *depth || buffers.stride() < wide(*max_io_bytes) {
             return Err(UblkError::Invalid {
                 name: "buffers",
@@ -178,7 +178,7 @@ impl UblkQueue {
             watches: DescriptorPolls::new(),
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
-            serves_dying: *serves_dying,
+            leave_awaits: *leave_awaits,
             stopping: false,
             counts: RequestCounts::default(),
             _node: Arc::clone(node),
@@ -236,7 +236,7 @@ impl UblkQueue {
     /// # Errors
     /// The kernel did not take the requests back in time. All queues of the device must leave.
     pub(crate) fn leave(self) -> Result<()> {
-        let Some(id) = self.serves_dying else { return Ok(()) };
+        let Some(id) = self.leave_awaits else { return Ok(()) };
         drop(self);
         Control::open()?.wait_without_server(id, LEFT_DEADLINE)
     }
