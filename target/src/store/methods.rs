@@ -46,12 +46,22 @@ impl Method {
     }
 }
 
+/// A discard or zeroing of a file or a usual device takes at most this many bytes at a time: file
+/// systems hold the inode's lock for the whole of a fallocate, and other I/O on the file waits.
+const RANGE_STEP: u64 = 1 << 30;
+/// Requests of the device in one step. A device that takes little of a discard at a time, such as
+/// VDO with 4 KiB, keeps a worker of io_uring for as long as a step takes; nothing ends it, and the
+/// syncs of other volumes need workers, too.
+const REQUESTS_OF_STEP: u64 = 1024;
+const SMALLEST_STEP: u64 = 1 << 20;
+
 /// The methods of one backing.
 #[derive(Debug)]
 pub(super) struct Methods {
     read_only: bool,
     // 0: unknown.
     discard_granularity: u32,
+    range_step: u64,
     no_block_discard: AtomicBool,
     no_waiting_discard: AtomicBool,
     no_punch_hole: AtomicBool,
@@ -64,6 +74,7 @@ impl Methods {
         Self {
             read_only,
             discard_granularity: 0,
+            range_step: RANGE_STEP,
             no_block_discard: AtomicBool::new(kind == BackingKind::File),
             no_waiting_discard: AtomicBool::new(kind == BackingKind::File),
             no_punch_hole: AtomicBool::new(false),
@@ -101,9 +112,13 @@ impl Methods {
                 let granularity = queue_limit(device, "discard_granularity");
                 self.discard_granularity =
                     granularity.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-                if queue_limit(device, "discard_max_bytes") == Some(0) {
-                    self.refuse(Method::BlockDiscard);
-                    self.refuse(Method::WaitingDiscard);
+                match queue_limit(device, "discard_max_bytes") {
+                    Some(0) => {
+                        self.refuse(Method::BlockDiscard);
+                        self.refuse(Method::WaitingDiscard);
+                    }
+                    Some(bytes) => self.range_step = step_of(bytes),
+                    None => {}
                 }
                 if queue_limit(device, "write_zeroes_max_bytes") == Some(0) {
                     self.refuse(Method::PunchHole);
@@ -115,6 +130,11 @@ impl Methods {
     /// Discards below this many bytes, or not aligned to it, free no space. 0: unknown.
     pub(super) fn discard_granularity(&self) -> u32 {
         self.discard_granularity
+    }
+
+    /// The most bytes of a discard or zeroing that are under way at a time. A power of two.
+    pub(super) fn range_step(&self) -> u64 {
+        self.range_step
     }
 
     /// The way to discard a range. `None`: discard does not work.
@@ -159,6 +179,12 @@ impl Methods {
     }
 }
 
+/// The step for a device that takes at most so many bytes of a discard at a time.
+fn step_of(discard_max: u64) -> u64 {
+    let bytes = discard_max.saturating_mul(REQUESTS_OF_STEP).clamp(SMALLEST_STEP, RANGE_STEP);
+    1 << bytes.ilog2()
+}
+
 /// A limit of a block device's queue.
 pub(super) fn queue_limit(device: u64, name: &str) -> Option<u64> {
     queue_attribute(device, name)?.parse().ok()
@@ -187,6 +213,14 @@ mod tests {
             methods.refuse(way);
         }
         assert_eq!(methods.discard(), None);
+    }
+
+    #[test]
+    fn a_step_is_some_requests_of_the_device() {
+        assert_eq!(step_of(4096), 4 << 20);
+        assert_eq!(step_of(3 << 10), 2 << 20);
+        assert_eq!(step_of(512), 1 << 20);
+        assert_eq!((step_of(1 << 31), step_of(u64::MAX)), (1 << 30, 1 << 30));
     }
 
     #[test]
