@@ -465,7 +465,7 @@ layered() {
     say "layer vdo"
     for disk in luks lvm half1 slow; do must rblk-target volume remove $disk --persist; done
     for disk in 5 6 7; do losetup -d /dev/loop$disk; done
-    rm -rf /layer /srv/{luks,lvm,half1,half2,slow,disk5,disk6,disk7}.img /etc/cryptsetup-keys.d /etc/lvm/{backup,archive}/*
+    rm -rf /layer /srv/{luks,lvm,half1,half2,slow,disk5,disk6,disk7}.img /etc/cryptsetup-keys.d /etc/lvm/{backup,archive}
     kept >$state/kept
 }
 
@@ -579,7 +579,9 @@ by_rpm() {
     must rpm -i --nodeps /packages/rblk-initiator-boot-*.rpm
     lsinitramfs /boot/initrd.img-* | grep usr/lib/rblk/root/usr/bin/ || die "the initramfs of dracut has no rblk"
     must rpm -e --nodeps rblk-initiator-boot
-    must rpm -e --nodeps rblk-initiator rblk-target
+    # A target that hosts use stays.
+    must rpm -e --nodeps rblk-initiator
+    must rpm -e --nodeps rblk-target
     test -s /etc/rblk/target.key && test -s /etc/rblk/host.key && test -s /srv/r.img
 }
 
