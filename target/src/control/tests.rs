@@ -285,6 +285,7 @@ fn an_accepted_login_checks_the_room_for_files() {
         host: rblk_protocol::HostId([5; 16]),
         host_name: Name::new("host").unwrap(),
         keep_alive_ms: 1000,
+        join: None,
     };
     let (opcode, tag, sequence) =
         (rblk_protocol::Opcode::Login, rblk_protocol::Tag(1), rblk_protocol::Sequence(1));

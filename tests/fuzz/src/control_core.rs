@@ -194,6 +194,7 @@ impl World {
             host: HostId([host; 16]),
             host_name: Name::new(&format!("host{host}")).expect("a name"),
             keep_alive_ms: input.u32(),
+            join: None,
         };
         self.send(link, Opcode::Login, 0, &login.to_wire(), None);
     }

@@ -218,6 +218,7 @@ impl Login<'_> {
             host: self.host.id,
             host_name: self.host.name,
             keep_alive_ms: u32::try_from(self.options.detect.as_millis()).unwrap_or(u32::MAX),
+            join: None,
         }
     }
 

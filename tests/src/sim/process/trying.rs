@@ -227,6 +227,7 @@ impl Process {
             host: self.host_id,
             host_name: rblk_protocol::Name::new("host").expect("a name"),
             keep_alive_ms: u32::try_from(self.plan.detect.as_millis()).unwrap_or(u32::MAX),
+            join: None,
         };
         admin.call(Opcode::Login, &login.to_wire());
         trying.admin = Some(admin);

@@ -417,7 +417,11 @@ fn no_session(host: Name, reason: RejectReason, out: &mut Outbox, now: Instant) 
 }
 
 fn parsed_login(body: &[u8], out: &mut Outbox, now: Instant) -> Result<LoginRequest, AdminAnswer> {
-    LoginRequest::from_wire(body).map_err(|error| {
+    let known = |request: LoginRequest| match request.join {
+        None => Ok(request),
+        Some(_) => Err("it joins a session"),
+    };
+    LoginRequest::from_wire(body).and_then(known).map_err(|error| {
         if out.lines().may_write(PeerLine::BadCommand, now) {
             tracing::warn!(error, "bad LOGIN");
         }

@@ -87,6 +87,7 @@ impl World {
             host: HostId([9; 16]),
             host_name: host_name(9),
             keep_alive_ms: 1000,
+            join: None,
         };
         let sequence = Sequence(2);
         let (third, seal) =

@@ -145,6 +145,11 @@ fn host_name(host: u8) -> Name {
     Name::new(&format!("host{host}")).unwrap()
 }
 
+fn login_of(host: u8) -> LoginRequest {
+    let (host, host_name) = (HostId([host; 16]), host_name(host));
+    LoginRequest { host, host_name, keep_alive_ms: 1000, join: None }
+}
+
 fn open_as(volume: u16, mode: AccessMode) -> OpenRequest {
     OpenRequest { name: volume_name(volume), mode, take_over: false, generation: Generation::FRESH }
 }
@@ -405,12 +410,7 @@ impl World {
     }
 
     fn log_in(&mut self, link: Link, tag: u16, host: u8) -> Option<Replied> {
-        let login = LoginRequest {
-            host: HostId([host; 16]),
-            host_name: host_name(host),
-            keep_alive_ms: 1000,
-        };
-        self.send(link, tag, Opcode::Login, 0, &login.to_wire());
+        self.send(link, tag, Opcode::Login, 0, &login_of(host).to_wire());
         self.answer(link, tag)
     }
 

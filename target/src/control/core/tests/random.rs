@@ -270,11 +270,7 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
         16..32 => {
             if let Some(link) = admin {
                 let host = hosts[&link.at.connection.generation];
-                let login = LoginRequest {
-                    host: HostId([host; 16]),
-                    host_name: host_name(host),
-                    keep_alive_ms: 1000,
-                };
+                let login = login_of(host);
                 run.ask(link, Asked::Login, |w, tag| {
                     w.send(link, tag, Opcode::Login, 0, &login.to_wire());
                 });
