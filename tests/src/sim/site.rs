@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rblk_fabric::Region;
 use rblk_protocol::{
-    ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
-    WriteVerifier,
+    ConnectionKind, Features, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId,
+    Status, Tag, WriteVerifier,
 };
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
@@ -263,6 +263,7 @@ impl Site {
             memory_bytes: 1 << 20,
             fresh,
             is_encrypted: false,
+            has_ways: asked.features.has(Features::WAYS),
         };
         match core.connect(&knock, now) {
             Ok(admitted) => {

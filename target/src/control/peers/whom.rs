@@ -80,6 +80,7 @@ mod tests {
                 host_name: Name::new(host).unwrap(),
                 detect: Duration::from_secs(5),
                 peer: format!("tcp://192.0.2.{number}:5000"),
+                has_ways: false,
             };
             table.begin(SessionId([number; 16]), login, Instant::now()).unwrap();
         }

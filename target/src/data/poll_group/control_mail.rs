@@ -128,6 +128,12 @@ impl<S: Store> PollGroup<S> {
                     params.session == session && params.epoch < before
                 });
             }
+            Notice::EndEpoch { session, epoch } => {
+                self.end_all("its way to the target is lost", |connection| {
+                    let params = connection.params();
+                    (params.session, params.epoch) == (session, epoch)
+                });
+            }
             Notice::Host { session, host } => self.state.shard.set_host(session, host),
             Notice::ForgetSession { session } => access.forget(session),
         }

@@ -131,7 +131,7 @@ fn a_session_is_not_superseded_without_proof() {
     w.bury(thief);
     assert!(!w.is_dying(first) && !w.is_dying(queue));
     assert_eq!(w.notices.len(), told);
-    assert_eq!(w.core.sessions().get(first.session).unwrap().epoch, Epoch(1));
+    assert_eq!(w.core.sessions().get(first.session).unwrap().newest, Epoch(1));
     assert_eq!(w.writable(first.session), [0]);
     // Of two connections that name one epoch, the first LOGIN gets it.
     let (a, b) = (
