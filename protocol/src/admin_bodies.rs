@@ -29,7 +29,8 @@ pub struct LoginRequest {
 /// agreed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Join {
-    /// An epoch that lives. If it was ended meanwhile, this LOGIN is refused.
+    /// An epoch since the last LOGIN that joined nothing. So a process of the host that was
+    /// superseded meanwhile is refused.
     pub beside: Epoch,
     /// The last epoch of the same way, which ends. The LOGIN is answered when its connections are
     /// gone.

@@ -242,7 +242,8 @@ impl HostSessions {
         let is_over = |waiting: &Waiting| {
             waiting.session == index
                 && (!session.has_connections_of(&waiting.ends)
-                    || Mutation::EpochOrderLogin.is_on() && waiting.waits == Waits::Login)
+                    || Mutation::EpochOrderLogin.is_on() && waiting.waits == Waits::Login
+                    || Mutation::WayDropEarly.is_on() && waiting.waits == Waits::Drop)
         };
         for waiting in self.burials.take(is_over) {
             match waiting.waits {

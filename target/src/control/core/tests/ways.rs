@@ -107,6 +107,9 @@ fn drop_is_answered_at_the_last_burial() {
     assert_eq!(w.answer(first, 5).unwrap().status, Status::Ok);
     assert_eq!(w.answer(third, 6).unwrap().status, Status::Ok);
     assert_eq!(w.drop_epochs(first, 7, &[2]), Some(Status::Ok), "again");
+    // A LOGIN beside it was on its way when it died.
+    let fourth = w.newcomer(first, 8);
+    assert_eq!(w.join(fourth, 2, None), Some(Status::Ok));
 }
 
 #[test]

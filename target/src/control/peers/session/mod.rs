@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::limits::WAYS_MAX;
 use rblk_protocol::width::wide;
 use rblk_protocol::{
-    AccessMode, DropRequest, Epoch, HostId, Join, Name, RejectReason, SessionId, Status,
+    AccessMode, DropRequest, Epoch, HostId, Join, Mutation, Name, RejectReason, SessionId, Status,
 };
 
 use crate::control::peers::account::Payer;
@@ -48,6 +48,8 @@ pub struct Session {
     pub index: SessionIndex,
     /// The highest epoch of a LOGIN that was accepted, or of a DROP.
     pub newest: Epoch,
+    /// The epoch of the last LOGIN that joined nothing: it ended all before.
+    pub base: Epoch,
     /// Its host.
     pub host: HostId,
     /// The account that is charged for the session's resources.
@@ -139,6 +141,11 @@ impl Session {
     /// The epochs that were not ended, in rising order.
     pub(crate) fn live_epochs(&self) -> impl Iterator<Item = Epoch> {
         self.ways.keys().copied()
+    }
+
+    /// The addresses of its live epochs.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &str> {
+        self.ways.values().map(|way| way.peer.as_str())
     }
 
     /// Whether LOGIN was answered in that epoch, and the epoch was not ended.
@@ -350,6 +357,7 @@ impl SessionTable {
             id,
             index,
             newest: Epoch(1),
+            base: Epoch(1),
             host: login.host,
             account: login.account.clone(),
             host_name: login.host_name,
@@ -392,7 +400,7 @@ impl SessionTable {
         if session.leave.is_some() || epoch.next().is_none() {
             return Err(RejectReason::NoSuchSession);
         }
-        if epoch <= session.newest {
+        if epoch <= session.newest && !Mutation::WayLateLogin.is_on() {
             return Err(RejectReason::StaleEpoch);
         }
         Ok(index)
@@ -412,12 +420,16 @@ impl SessionTable {
     ) -> Result<SessionIndex, RejectReason> {
         let free_place = self.free_place(login.host_name);
         let session = self.resumable_by(id, epoch, login.host)?;
-        let ends = EndedEpochs::Below(epoch);
+        let ends = match Mutation::WayResumeKeeps.is_on() {
+            true => EndedEpochs::None,
+            false => EndedEpochs::Below(epoch),
+        };
         session.end_epochs(&ends);
         if session.host_name != login.host_name {
             (session.host_name, session.place) = (login.host_name, free_place);
         }
         session.account = login.account.clone();
+        session.base = epoch;
         session.begin_epoch(epoch, ends, login);
         Ok(session.index)
     }
@@ -426,8 +438,8 @@ impl SessionTable {
     /// of the epoch that it ends.
     ///
     /// # Errors
-    /// As for [`Self::resume`]; [`RejectReason::NoSuchSession`] if the epoch beside it was ended;
-    /// [`RejectReason::LimitReached`] if the session has too many.
+    /// As for [`Self::resume`]; [`RejectReason::NoSuchSession`] if the epoch beside it is of a
+    /// process that was superseded; [`RejectReason::LimitReached`] if the session has too many.
     pub(crate) fn add_way(
         &mut self,
         id: SessionId,
@@ -436,8 +448,9 @@ impl SessionTable {
         login: LoggingIn,
     ) -> Result<SessionIndex, RejectReason> {
         let session = self.resumable_by(id, epoch, login.host)?;
-        if session.way(join.beside).is_none() {
-            // Another process of the host has ended it, and all with it.
+        // An epoch that a DROP has ended will do: the LOGIN may have been on its way before. But
+        // another process of the host may have come and ended them all.
+        if join.beside < session.base || join.beside > session.newest {
             return Err(RejectReason::NoSuchSession);
         }
         let ends = join.ends.map_or(EndedEpochs::None, EndedEpochs::One);
