@@ -35,6 +35,7 @@ pub mod pulse;
 mod stats;
 mod terms;
 mod tested;
+pub mod ways;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -19,6 +19,7 @@ pub(crate) mod shared_memory;
 mod stuck_data;
 pub(crate) mod target_keys;
 pub(crate) mod task;
+pub mod ways;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
