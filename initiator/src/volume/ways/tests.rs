@@ -297,7 +297,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(2048))]
 
     /// A way that lives is never ended by anything that the mount sent, early or late. A join in
     /// its time is never refused. And when the network is well again, all ways live, and the target
