@@ -62,11 +62,13 @@ pub enum Mutation {
     WayResumeKeeps,
     /// A write of a dead way is sent again before the target has ended its epoch.
     WaySkipsDrop,
+    /// A request of a dead way is sent again while its QPs are not destroyed.
+    WayReadEarly,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Self, &'static str); 26] = [
+    pub const ALL: [(Self, &'static str); 27] = [
         (Self::EpochOrderLogin, "epoch_order_login"),
         (Self::EpochOrderBurial, "epoch_order_burial"),
         (Self::BufferReuseTarget, "buffer_reuse_target"),
@@ -93,6 +95,7 @@ impl Mutation {
         (Self::WayLateLogin, "way_late_login"),
         (Self::WayResumeKeeps, "way_resume_keeps"),
         (Self::WaySkipsDrop, "way_skips_drop"),
+        (Self::WayReadEarly, "way_read_early"),
     ];
 
     /// Whether this fault is switched on. Never, without the feature `mutations`.

@@ -31,12 +31,13 @@ const FOUND_BY_RUNS: [Mutation; 4] = [
     Mutation::RecordOfNeighbours,
 ];
 /// The faults that two ways find.
-const FOUND_BY_WAYS: [Mutation; 5] = [
+const FOUND_BY_WAYS: [Mutation; 6] = [
     Mutation::WayDropEarly,
     Mutation::WayDropForgetsGroup,
     Mutation::WayLateLogin,
     Mutation::WayResumeKeeps,
     Mutation::WaySkipsDrop,
+    Mutation::WayReadEarly,
 ];
 /// Processes at a time.
 const THREADS: usize = 2;

@@ -69,7 +69,8 @@ impl PathChange {
     }
 
     /// Whether every counted path is destroyed.
-    pub(crate) fn has_let_go(&self) -> bool {
+    #[must_use]
+    pub fn has_let_go(&self) -> bool {
         self.undestroyed.is_empty()
     }
 

@@ -5,7 +5,9 @@
 //! silent at random, and the store holds writes.
 //!
 //! The volume has cells of one block, with one request of each at a time. So each read has one
-//! right answer.
+//! right answer. The ways share the buffers, as those of a queue do. A card may still touch a
+//! buffer until a dead QP is destroyed, and users look at what they read some time after the
+//! answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use rblk_initiator::engine::ways::choice::{Choice, ChoicePolicy, WayLoad, WayTer
 use rblk_initiator::engine::ways::limbo::{Limbo, OldCopy};
 use rblk_initiator::volume::ways::{JoinFailure, Lives, WayAct, WayRules, WayTry};
 use rblk_protocol::{DropRequest, Epoch, Opcode, Status, Tag};
+use rblk_rig::inprocess::QueueId;
 use rblk_rig::seed::Random;
 
 use super::{Bench, PATIENCE};
@@ -34,8 +37,18 @@ const STEPS: u64 = 60 * PATIENCE;
 struct Request {
     op: IoOp,
     value: u64,
+    tag: Tag,
     by: Option<usize>,
     old: Option<OldCopy>,
+    // It is answered; its user looks at the data at that step.
+    looks_at: Option<u64>,
+}
+
+/// A path that ended and is not destroyed.
+struct Dying {
+    at: usize,
+    queue: QueueId,
+    has_ended: bool,
 }
 
 /// A block of the volume.
@@ -67,8 +80,8 @@ struct Drive {
     places: BTreeMap<Epoch, usize>,
     coming: Option<Coming>,
     dropping: Option<(usize, DropRequest)>,
-    // Paths that are being destroyed, until that step.
-    destroys: Vec<(u64, usize)>,
+    dying: Vec<Dying>,
+    free_tags: Vec<Tag>,
     // By way, the step at which its link heals.
     heals: Vec<u64>,
     releases: Option<u64>,
@@ -88,6 +101,8 @@ impl Drive {
         let mut random = Random::new(seed ^ 0x6472_6976);
         let ways = 2 + random.index(3);
         let mut bench = Bench::of(seed, ways);
+        let (options, depth) = (bench.queue_options(), bench.plan.depth);
+        bench.shared = Some(bench.site.rig.add_engine(VOLUME, options, None).expect("memory"));
         bench.ask_in(0, 0, None);
         bench.come_in(0);
         let rules = WayRules { ways, reconnect_delay: Duration::from_millis(20) };
@@ -105,7 +120,8 @@ impl Drive {
             places: BTreeMap::from([(Epoch(1), 0)]),
             coming: None,
             dropping: None,
-            destroys: Vec::new(),
+            dying: Vec::new(),
+            free_tags: (0..depth).map(Tag).collect(),
             heals: vec![0; ways],
             releases: None,
             cells: (0..CELLS).map(|_| Cell::default()).collect(),
@@ -137,13 +153,8 @@ impl Drive {
         self.take_outcomes();
         self.take_answers();
         self.take_deaths();
-        let limbo = &mut self.limbo;
-        self.destroys.retain(|(due, at)| {
-            if *due <= steps {
-                limbo.destroyed(place(*at));
-            }
-            *due > steps
-        });
+        self.take_destroyed();
+        self.look();
         self.come_in();
         self.take_acts();
         self.send();
@@ -173,21 +184,46 @@ impl Drive {
                 .ways
                 .iter()
                 .position(|way| way.as_ref().is_some_and(|way| way.queue == outcome.queue));
-            let cell = &mut self.cells[outcome.tag.index()];
-            let Some(request) = cell.request.take_if(|request| request.by == by) else {
-                panic!("an outcome of another way")
-            };
+            let is_it = |request: &&mut Request| request.by == by && request.tag == outcome.tag;
+            let mut requests = self.cells.iter_mut().filter_map(|cell| cell.request.as_mut());
+            let request = requests.find(is_it).expect("an outcome of a request");
             assert!(outcome.result >= 0, "errno {}", -outcome.result);
+            request.by = None;
+            request.looks_at = Some(self.bench.site.rig.steps() + self.random.below(30));
+        }
+    }
+
+    /// The users of answered requests look at them.
+    fn look(&mut self) {
+        let (steps, len) = (self.steps(), self.bench.plan.block_bytes as usize);
+        let memory = self.bench.shared.expect("memory");
+        for (at, cell) in self.cells.iter_mut().enumerate() {
+            let is_due = |request: &mut Request| request.looks_at.is_some_and(|due| due <= steps);
+            let Some(request) = cell.request.take_if(is_due) else { continue };
             if request.op == IoOp::Write {
                 cell.holds = request.value;
             } else {
-                let len = self.bench.plan.block_bytes as usize;
-                let bytes = self.bench.site.rig.buffer(outcome.queue, outcome.tag, len);
+                let bytes = self.bench.site.rig.buffer(memory, request.tag, len);
                 let fine = bytes == block(cell.holds, len);
-                assert!(fine, "stale data in cell {}: {:?}", outcome.tag.0, self.bench.log);
+                assert!(fine, "wrong data of cell {at}: {:?}", self.bench.log);
             }
+            self.free_tags.push(request.tag);
             self.done += 1;
         }
+    }
+
+    /// Paths that ended are destroyed, some time later.
+    fn take_destroyed(&mut self) {
+        let (rig, limbo) = (&mut self.bench.site.rig, &mut self.limbo);
+        self.dying.retain_mut(|dying| {
+            dying.has_ended |= !rig.take_path_ends(dying.queue).is_empty();
+            let is_destroyed = dying.has_ended && rig.has_let_go(dying.queue);
+            if is_destroyed {
+                limbo.destroyed(place(dying.at));
+                rig.drop_queue(dying.queue, true);
+            }
+            !is_destroyed
+        });
     }
 
     fn take_answers(&mut self) {
@@ -226,26 +262,29 @@ impl Drive {
             let ended = !self.bench.site.rig.take_path_ends(queue).is_empty();
             let late = |c: &Coming| c.at == at && c.since + TRY < self.steps();
             if lost || ended || self.coming.as_ref().is_some_and(late) {
-                self.die(at);
+                self.die(at, ended);
             }
         }
     }
 
-    fn die(&mut self, at: usize) {
+    fn die(&mut self, at: usize, has_ended: bool) {
         let silent = self.is_broken(at);
-        self.bench.kill(at, silent);
         let (now, random) = (self.bench.site.rig.now(), self.random.bits());
         self.dropping = self.dropping.filter(|(by, _)| *by != at);
         if let Some(coming) = self.coming.take_if(|coming| coming.at == at) {
+            self.bench.kill(at, silent);
             if coming.join.is_some() {
                 self.lives.join_failed(place(at), JoinFailure::Transient, now, random);
             }
             return;
         }
+        let way = self.bench.ways[at].take().expect("a way");
+        way.break_link(silent);
+        self.bench.site.rig.disconnect(way.queue);
+        self.dying.push(Dying { at, queue: way.queue, has_ended });
         self.lives.died(place(at), now, random);
         self.choice.died(place(at));
         self.limbo.died(place(at), true);
-        self.destroys.push((self.steps() + self.random.below(60), at));
         let requests = self.cells.iter_mut().filter_map(|cell| cell.request.as_mut());
         for request in requests.filter(|request| request.by == Some(at)) {
             request.by = None;
@@ -333,16 +372,22 @@ impl Drive {
             if self.cells[at].request.is_none() && !self.is_calm && self.random.chance(300) {
                 self.value += 1;
                 let op = [IoOp::Read, IoOp::Write][self.random.index(2)];
-                let request = Request { op, value: self.value, by: None, old: None };
+                // Any free buffer, so that each serves several cells in turn.
+                let free = self.random.index(self.free_tags.len());
+                let tag = self.free_tags.swap_remove(free);
+                let (by, old, looks_at) = (None, None, None);
+                let request = Request { op, value: self.value, tag, by, old, looks_at };
                 self.cells[at].request = Some(request);
+                let memory = self.bench.shared.expect("memory");
+                // The user's data is there before the request, and only then.
+                self.bench.site.rig.fill_buffer(memory, tag, &pattern(self.value, len));
             }
-            let Some(request) = self.cells[at].request.as_ref().filter(|r| r.by.is_none()) else {
-                continue;
-            };
+            let waits = |r: &&Request| r.by.is_none() && r.looks_at.is_none();
+            let Some(request) = self.cells[at].request.as_ref().filter(waits) else { continue };
             if request.old.is_some_and(|old| !self.limbo.may_send(old)) {
                 continue;
             }
-            let (op, value) = (request.op, request.value);
+            let (op, tag) = (request.op, request.tag);
             let cells = &self.cells;
             let load = |way: WayIndex| {
                 let its = |cell: &&Cell| {
@@ -355,10 +400,6 @@ impl Drive {
             let Some(way) = self.choice.choose(bytes, load) else { continue };
             let queue = self.bench.way(way.get()).queue;
             let rig = &mut self.bench.site.rig;
-            let tag = Tag(u16::try_from(at).expect("few"));
-            if op == IoOp::Write {
-                rig.fill_buffer(queue, tag, &pattern(value, len));
-            }
             let io = rig.request(queue, op, (at * len) as u64, len as u64);
             rig.submit(queue, tag, io).expect("a free tag");
             if let Some(request) = &mut self.cells[at].request {

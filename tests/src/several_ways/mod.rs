@@ -46,6 +46,8 @@ struct Way {
     epoch: Epoch,
     admin: AdminEnd,
     queue: QueueId,
+    // The queue whose buffers its requests have.
+    memory: QueueId,
     wires: Vec<FaultyWire>,
     // The answer to the command that is under way.
     answer: Option<(Status, Vec<u8>)>,
@@ -68,6 +70,8 @@ struct Bench {
     session: SessionId,
     handle: VolumeHandle,
     ways: Vec<Option<Way>>,
+    // A queue without a path, whose buffers all ways have.
+    shared: Option<QueueId>,
     tag: u16,
 }
 
@@ -90,7 +94,7 @@ impl Bench {
         let site = Site::new(&plan, vec![0; plan.volume_bytes]);
         let (session, handle) = (SessionId::default(), VolumeHandle(0));
         let ways = (0..ways).map(|_| None).collect();
-        Self { plan, site, log: Log::new(), session, handle, ways, tag: 0 }
+        Self { plan, site, log: Log::new(), session, handle, ways, shared: None, tag: 0 }
     }
 
     /// A step in which no way is lost.
@@ -187,7 +191,8 @@ impl Bench {
         let wires = vec![admin.wire().clone()];
         rig.engine_mut(queue).set_pulse(Some(Pulse::of(self.plan.detect)));
         let (epoch, answer, lost) = (admitted.epoch, None, false);
-        let way = Way { epoch, admin, queue, wires, answer, lost };
+        let memory = self.shared.unwrap_or(queue);
+        let way = Way { epoch, admin, queue, memory, wires, answer, lost };
         assert!(self.ways[at].replace(way).is_none(), "it lives");
     }
 
@@ -217,13 +222,14 @@ impl Bench {
 
     /// Connects the queue of a way that logged in.
     fn give_queue(&mut self, at: usize, epoch: Epoch) {
-        let (queue, handle) = (self.way(at).queue, self.handle);
+        let (Way { queue, memory, .. }, handle) = (self.way(at), self.handle);
+        let (queue, memory) = (*queue, *memory);
         let Knock::Admitted(join) = self.knock(ConnectionKind::Io { queue: 0 }, epoch) else {
             panic!("refused")
         };
         let options = self.queue_options();
         let rig = &mut self.site.rig;
-        let buffers = Arc::clone(rig.buffers(queue));
+        let buffers = Arc::clone(rig.buffers(memory));
         let (path, wires) = rig.path(&[join], handle, options, &buffers).expect("a path");
         self.ways[at].as_mut().expect("a way").wires.extend(wires.iter().cloned());
         rig.give_path(queue, path, wires);

@@ -237,6 +237,15 @@ impl<S: Store> Rig<S> {
         busy
     }
 
+    /// Whether every path of a queue that ended so far is destroyed.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn has_let_go(&self, queue: QueueId) -> bool {
+        self.queue(queue).change.has_let_go()
+    }
+
     /// A queue's buffers, one after the other.
     ///
     /// # Panics
