@@ -388,7 +388,7 @@ pub fn joins_and_returns(seed: u64) {
             (bench.site.rig.store_mut().changes_in_flight() > 0).then_some(())
         });
         bench.site.rig.store_mut().hold();
-        bench.kill(at, seed % 3 == 0)
+        bench.kill(at, seed.is_multiple_of(3))
     };
     let dead = hold(&mut bench, SECOND, 1);
     bench.ask_in(SECOND, 3, Some(Join { beside: Epoch(1), ends: Some(dead) }));
@@ -399,7 +399,7 @@ pub fn joins_and_returns(seed: u64) {
     bench.write(SECOND, place, 2);
     // Both die, the first with a write in the store.
     hold(&mut bench, FIRST, 3);
-    bench.kill(SECOND, seed % 2 == 0);
+    bench.kill(SECOND, seed.is_multiple_of(2));
     bench.ask_in(FIRST, 4, None);
     (0..300).for_each(|_| bench.step());
     assert!(bench.answer(FIRST).is_none(), "the write of epoch 1 is in the store");
@@ -419,7 +419,7 @@ pub fn late_login(seed: u64) {
     let mut bench = Bench::both(seed);
     let place = (0, bench.plan.block_bytes as usize);
     let dead = bench.kill(SECOND, true);
-    let joins = seed % 2 == 0;
+    let joins = seed.is_multiple_of(2);
     bench.connect(SECOND, 3);
     let request = DropRequest::new(&[dead, Epoch(3)]).expect("epochs");
     bench.call(FIRST, Opcode::Drop, &request.to_wire());

@@ -81,7 +81,8 @@ impl Slowness {
         };
         let is_slow = |way: &WayIndex| is_slow(times(*way).median, best);
         let slow: Vec<WayIndex> = used.iter().filter(judged).filter(is_slow).collect();
-        slow.into_iter().fold(false, |any, way| self.set_aside(way) || any)
+        // Each of them, until one is left.
+        slow.into_iter().filter(|way| self.set_aside(*way)).count() > 0
     }
 
     /// A KEEP_ALIVE of a way was answered after that time. Returns whether the way is back.
