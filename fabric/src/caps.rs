@@ -64,7 +64,4 @@ pub struct DeviceCaps {
     /// QP is in the error state. True for all devices except the software provider: there the
     /// thread that ends a QP also serves it.
     pub touches_until_destroyed: bool,
-    /// Connections can be encrypted ([`crate::Connection::secure`]): the TCP device of a kernel
-    /// that has TLS. [`crate::soft::tls::kernel_has_tls`] names the missing part.
-    pub encrypts: bool,
 }

@@ -68,8 +68,8 @@ fn bad_records(side: &Side) -> u64 {
 #[test]
 fn the_device_says_what_the_kernel_says() {
     let found = kernel_has_tls();
-    assert_eq!(SoftDevice::tcp().caps().encrypts, found.is_ok());
-    assert!(!Network::new(1).device().caps().encrypts);
+    assert_eq!(Device::Soft(SoftDevice::tcp()).encrypts(), found.is_ok());
+    assert!(!Device::Soft(Network::new(1).device()).encrypts());
 }
 
 /// Without TLS in the kernel both ends get the words of the probe, and the peer is refused in

@@ -7,6 +7,8 @@ pub mod browser;
 pub mod built;
 pub mod exerciser;
 pub mod guest;
+pub mod guest_disk;
+pub mod guide;
 pub mod hostile;
 pub mod http;
 pub mod lab;

@@ -7,103 +7,29 @@
 //! its last argument there as root, prints the output, and ends with the script's status. The root
 //! of that host shows this checkout, and forgets changes.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
+use rblk_tests::guide::{shell_word, typed};
 use rblk_tests::program::program;
 
-const GUIDE: &str = include_str!("../../docs/install.md");
 const AFTER: &str = include_str!("services.sh");
-/// Keys in the guide, in the order of their creation.
-const KEYS: [&str; 2] = ["TARGET_KEY", "HOST_KEY"];
-
-/// A block of code of the guide: its language and its lines.
-struct Block {
-    language: &'static str,
-    lines: Vec<&'static str>,
-}
-
-/// The blocks of a section, up to the next heading of any depth.
-fn blocks(heading: &str) -> Vec<Block> {
-    let mut lines = GUIDE.lines().skip_while(|line| line.trim_start_matches('#') != heading);
-    assert!(lines.next().is_some(), "the guide has no section{heading}");
-    let mut blocks = Vec::new();
-    let mut open: Option<Block> = None;
-    for line in lines {
-        match (line.strip_prefix("```"), &mut open) {
-            (Some(_), Some(_)) => blocks.extend(open.take()),
-            (Some(language), None) => open = Some(Block { language, lines: Vec::new() }),
-            (None, Some(block)) => block.lines.push(line),
-            (None, None) if line.starts_with('#') => break,
-            (None, None) => {}
-        }
-    }
-    blocks
-}
-
-/// The command of a line with a prompt.
-fn typed(line: &str) -> Option<&str> {
-    ["store1# ", "client1# "].into_iter().find_map(|prompt| line.strip_prefix(prompt))
-}
-
-/// The commands and files of a block, as a script. Files begin with their path.
-fn steps(block: &Block) -> String {
-    let mut script = String::new();
-    let mut command = |text: &str| writeln!(script, "step {}", shell_word(text)).expect("a string");
-    match block.language {
-        "sh" => block.lines.iter().for_each(|line| command(line)),
-        "console" => block.lines.iter().filter_map(|line| typed(line)).for_each(command),
-        "toml" => {
-            let path = block.lines[0].strip_prefix("# ").expect("a path");
-            let text = block.lines.join("\n");
-            writeln!(script, "file {path} {}", shell_word(&text)).expect("a string");
-        }
-        "text" => {
-            let line = block.lines.join("\n");
-            writeln!(script, "line /etc/fstab {}", shell_word(&line)).expect("a string");
-        }
-        other => panic!("a block of {other} in the guide"),
-    }
-    script
-}
-
-fn shell_word(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
 
 /// The whole script: the steps of the guide, then the checks.
 fn script(programs: &Path) -> String {
-    let sections = [
-        (" Install the programs", 1),
-        (" Keys", 1),
+    let typed = typed(&[
+        ("Install the programs", 1),
+        ("Keys", 1),
         // The configuration, then the commands. Later blocks are for other cases.
-        (" On the target", 2),
-        (" On the initiator", 2),
-        (" Mount at boot", 3),
-    ];
-    let mut script = format!(
-        "cd {}\nPROGRAMS={}\n{AFTER}\n",
+        ("On the target", 2),
+        ("On the initiator", 2),
+        ("Mount at boot", 3),
+    ]);
+    format!(
+        "cd {}\nPROGRAMS={}\n{AFTER}\n{typed}see\n",
         shell_word(&format!("{}/..", env!("CARGO_MANIFEST_DIR"))),
         shell_word(&programs.display().to_string())
-    );
-    for (section, count) in sections {
-        for block in blocks(section).iter().take(count) {
-            script += &steps(block);
-        }
-    }
-    script += "see\n";
-    let shown: Vec<&str> = blocks(" Keys")[0]
-        .lines
-        .iter()
-        .copied()
-        .filter(|line| line.starts_with("rblk1:"))
-        .collect();
-    assert_eq!(shown.len(), KEYS.len(), "the guide shows a key of each end: {shown:?}");
-    for (shown, key) in shown.into_iter().zip(KEYS) {
-        script = script.replace(shown, &format!("@{key}@"));
-    }
-    script
+    )
 }
 
 #[test]

@@ -8,7 +8,9 @@ use anyhow::Context;
 use rblk_config::Exit;
 use rblk_operate::mount::flags::CHECKED;
 use rblk_operate::mount::lock::MountLock;
-use rblk_operate::mount::mount_ask::{Ask, Response, ask, socket_path};
+use rblk_operate::mount::mount_ask::{
+    Ask, Response, ServingMount, ask, ask_any_version, socket_path,
+};
 use rblk_operate::mount::not_there::{NotMounted, NotRoot};
 use rblk_operate::mount::run_dir::{must_be_readable, names};
 use rblk_operate::{Output, said_once};
@@ -17,7 +19,7 @@ use serde::Serialize;
 
 use super::came::Came;
 use super::initiatord::initiatord;
-use super::known::{STATUS_TIME, must_be_known, status};
+use super::known::{STATUS_TIME, must_be_known};
 use super::root_disk;
 
 /// Time for a program to start and report whether it could serve a mount. Nothing has changed then.
@@ -53,8 +55,27 @@ struct Versions {
     to_version: String,
 }
 
+/// A mount that no upgrade moves to another program. An upgrade of all mounts warns of it, and has
+/// not failed: another try would find the same.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{socket} is the disk of a guest, which cannot be handed over: version {version} serves it until the virtual \
+     machine and this mount end; the next `rblk-initiator vhost` is the new program"
+)]
+struct OfGuest {
+    socket: String,
+    version: String,
+}
+
+async fn serving(name: &str) -> Option<ServingMount> {
+    ask_any_version(&socket_path(name), STATUS_TIME).await.ok().flatten()
+}
+
 async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
-    let before = status(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
+    let before = serving(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
+    if before.is_of_guest() {
+        return Err(OfGuest { socket: before.device, version: before.version }.into());
+    }
     // Before any change.
     check_program(program, name).await?;
     root_disk::must_have(before.pid, program)?;
@@ -68,7 +89,7 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     }
     let begun = Instant::now();
     while begun.elapsed() < UPGRADE_TIME {
-        if let Some(now) = status(name).await
+        if let Some(now) = serving(name).await
             && now.recovered > before.recovered
         {
             return Ok(Versions { from_version: before.version, to_version: now.version });
@@ -125,8 +146,12 @@ fn of_living<T: Serialize>(
             }
             Err(error) => {
                 let text = said_once(error.as_ref());
-                output.aside(format_args!("rblk-initiator: {name}: {text}"));
-                exit = Exit::Failure;
+                if error.is::<OfGuest>() {
+                    output.aside(format_args!("rblk-initiator: WARN {name}: {text}"));
+                } else {
+                    output.aside(format_args!("rblk-initiator: {name}: {text}"));
+                    exit = Exit::Failure;
+                }
                 came.push(Came { name, outcome: None, error: Some(text) });
             }
         }

@@ -84,6 +84,13 @@ pub(crate) fn no_answer(path: &Path, error: &io::Error) -> Refusal {
         );
         return Refusal::new(Exit::NotPermitted, text);
     }
+    if error.kind() == io::ErrorKind::InvalidData {
+        let text = format!(
+            "the target at {path} is of another version, and its answer cannot be read: {error}. Use the `rblk-target` \
+             beside its program"
+        );
+        return Refusal::new(Exit::Failure, text);
+    }
     let text = format!(
         "no target answers at {path}: {error}. Start one with `rblk-target serve`, or name its socket with \
          --control-socket"

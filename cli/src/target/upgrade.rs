@@ -8,13 +8,13 @@ use anyhow::Context;
 use rblk_config::Exit;
 use rblk_operate::Output;
 use rblk_operate::target::ask::{Ask, Response, STOPPING};
-use rblk_operate::target::client::ask;
-use rblk_operate::target::status::{TargetStatus, UpgradeStatus};
+use rblk_operate::target::client::{ServingTarget, ask, ask_any_version};
+use rblk_operate::target::status::UpgradeStatus;
 use rblk_operate::target::warnings;
 use serde::Serialize;
 
 use crate::target::drain::Process;
-use crate::target::running::status_in;
+use crate::target::running::{no_answer, not_understood};
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(50);
@@ -57,7 +57,8 @@ async fn run(
     (force, timeout): (bool, Duration),
     output: Output,
 ) -> anyhow::Result<Exit> {
-    let before = status_in(path, ask(path, Ask::Status).await)?;
+    let before = ask_any_version(path).await.map_err(|error| no_answer(path, &error))?;
+    let before = before.ok_or_else(not_understood)?;
     let process = Process::of(before.pid);
     let order = Ask::Upgrade { program: program.to_owned(), force };
     // The process may become the other program before its answer gets out. The program that serves
@@ -74,7 +75,7 @@ async fn run(
     while Instant::now() < deadline {
         // Without an answer the target is between the two programs, or gone.
         let is_gone = process.is_gone();
-        let now = status(path).await.ok().flatten();
+        let now = ask_any_version(path).await.ok().flatten();
         // By force, although a store refuses dirty blocks: the target tries again before it gives
         // them up.
         let refused =
@@ -117,7 +118,7 @@ async fn run(
 }
 
 /// Prints the outcome.
-fn end(now: &TargetStatus, upgrade: &UpgradeStatus, output: Output) -> anyhow::Result<Exit> {
+fn end(now: &ServingTarget, upgrade: &UpgradeStatus, output: Output) -> anyhow::Result<Exit> {
     let outcome = UpgradeOutcome { pid: now.pid, to_version: &now.version, upgrade };
     output.answer(&outcome, || match &upgrade.failed {
         Some(_) => String::new(),
@@ -159,14 +160,6 @@ fn in_words(to: &str, pid: u32, upgrade: &UpgradeStatus) -> String {
         text += "not everything was made durable before: mounts may report a loss\n";
     }
     text
-}
-
-/// `None`: another kind of response.
-async fn status(path: &Path) -> std::io::Result<Option<TargetStatus>> {
-    Ok(match ask(path, Ask::Status).await? {
-        Response::Status(status) => Some(*status),
-        _ => None,
-    })
 }
 
 #[cfg(test)]

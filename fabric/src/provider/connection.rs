@@ -32,7 +32,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`Encrypt`](crate::FabricError::Encrypt): not over TCP, or the kernel cannot
-    /// ([`encrypts`](crate::DeviceCaps::encrypts)). The connection is of no use then; drop it. A
+    /// ([`encrypts`](crate::Device::encrypts)). The connection is of no use then; drop it. A
     /// peer that waits for the reply is refused.
     pub fn secure(&mut self, keys: CipherKeys) -> Result<()> {
         match self {

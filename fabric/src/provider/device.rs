@@ -8,9 +8,7 @@ use std::sync::Arc;
 
 use rblk_protocol::width::{wide, wide64};
 
-use crate::caps::DeviceCaps;
-#[cfg(feature = "verbs")]
-use crate::caps::Transport;
+use crate::caps::{DeviceCaps, Transport};
 use crate::completion_vector::CompletionVector;
 use crate::diagnosis::DeviceFacts;
 use crate::error::Result;
@@ -40,6 +38,16 @@ impl Device {
             #[cfg(feature = "verbs")]
             Self::Verbs(d) => d.caps(),
         }
+    }
+
+    /// Whether connections can be encrypted ([`crate::Connection::secure`]): those of the TCP
+    /// device, if the kernel has TLS. [`soft::tls::kernel_has_tls`] names the missing part.
+    ///
+    /// The first call tries it, and the kernel may load modules for that. So a mount that encrypts
+    /// nothing must not ask: modules of a host may lie on the disk that waits for the connection.
+    #[must_use]
+    pub fn encrypts(&self) -> bool {
+        self.caps().transport == Transport::SoftTcp && soft::tls::kernel_has_tls().is_ok()
     }
 
     /// The facts that the device and its port report. `None` for the software provider.

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
 
-use super::wire::tls;
 use crate::caps::{DeviceCaps, Transport};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
@@ -90,7 +89,6 @@ impl Device {
             read_sink_needs_remote_write: false,
             kernel_software: false,
             touches_until_destroyed: false,
-            encrypts: transport == Transport::SoftTcp && tls::kernel_has_tls().is_ok(),
         }
     }
 

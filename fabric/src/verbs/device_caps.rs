@@ -68,7 +68,6 @@ pub(super) unsafe fn query(
         read_sink_needs_remote_write: iwarp,
         kernel_software: SOFTWARE_VENDORS.contains(&attr.vendor_id),
         touches_until_destroyed: true,
-        encrypts: false,
     };
     // Some drivers leave max_sge_rd at zero, and then max_sge applies.
     let max_read_sges = match positive(attr.max_sge_rd) {

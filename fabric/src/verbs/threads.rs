@@ -106,6 +106,11 @@ impl<W: SlowWork> Threads<W> {
             if let Some(work) = queue.waiting.pop_front() {
                 break work;
             }
+            // Each of a hundred idle mounts has such a thread: the last one sets no timer.
+            if queue.idle == 1 {
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
             let waited = self.work.wait_timeout(queue, LINGER);
             let (now, wait) = waited.unwrap_or_else(PoisonError::into_inner);
             queue = now;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{DigestWish, MountConfig};
+use rblk_config::{DigestWish, Encrypt, MountConfig};
+use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::width::narrow;
@@ -99,11 +100,23 @@ pub(crate) async fn connect_first(
             sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
         ]);
     };
+    try_encryption(first.config);
     let connected = connect_patiently(first, host, waits).await?;
     if why.borrow().is_some() {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Status("connected")]);
     }
     Ok(connected)
+}
+
+/// Tries TLS of the kernel now, while no disk is there. The kernel loads what it needs by modprobe,
+/// and modules may lie on the disk that this mount makes: a trial when that disk waits for its
+/// target would wait for itself. Also without keys, as a reload may bring them. A mount that shall
+/// not encrypt never asks, in this process or in one that takes over.
+fn try_encryption(config: &MountConfig) {
+    if config.transport.encrypt != Encrypt::Off {
+        // Who needs the answer asks again, and gets the same one.
+        let _ = kernel_has_tls();
+    }
 }
 
 /// Connects like [`connect_first`], and passes each reason to wait to `waits`.
@@ -116,6 +129,7 @@ pub(crate) async fn connect_patiently(
     let config = first.config;
     let known_by = KnownBy { host, credentials: credentials_of(config)? };
     let mut round = 1u32;
+    let mut logged = String::new();
     loop {
         let error = match connect_once(first, &known_by).await {
             Ok(connected) => return Ok(connected),
@@ -125,7 +139,12 @@ pub(crate) async fn connect_patiently(
             return Err(error);
         }
         let text = said_once(error.as_ref());
-        tracing::warn!(round, error = text, "waiting for the target");
+        // A target may be away for days, and systemd begins this again and again: not a line for
+        // each round, but for each new reason, and ever more rarely for the same one.
+        if text != logged || round.is_power_of_two() {
+            tracing::warn!(round, error = text, "waiting for the target");
+            logged.clone_from(&text);
+        }
         waits(&text);
         tokio::time::sleep(config.reconnect_delay.get().min(PAUSE_MAX)).await;
         round = round.saturating_add(1);

@@ -21,7 +21,7 @@ const WITHIN: Duration = Duration::from_secs(3);
 /// has no disk, or the disk does not answer in time. Blocks for that time at most.
 #[must_use]
 pub fn elsewhere(mount: &MountStatus) -> Option<String> {
-    if !mount.device.starts_with("/dev/ublkb") {
+    if mount.is_of_guest() {
         return None;
     }
     let mut process = Command::new("/proc/self/exe");

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 
 use super::lock::MountLock;
-use super::mount_status::MountStatus;
+use super::mount_status::{MountStatus, is_of_guest};
 use super::run_dir::RUN_DIR;
+use crate::socket::exchange::exchange;
 
 /// The longest answer: the times of every queue, in every bucket.
 const ANSWER_MAX: u64 = 8 << 20;
@@ -72,18 +71,43 @@ pub enum Response {
 /// # Errors
 /// No process answers at the path, or not within `timeout`.
 pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Response> {
-    let exchange = async {
-        let mut stream = UnixStream::connect(path).await?;
-        let mut text = serde_json::to_vec(&ask).map_err(io::Error::other)?;
-        text.push(b'\n');
-        stream.write_all(&text).await?;
-        let mut answer = Vec::new();
-        stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
-        serde_json::from_slice(&answer).map_err(io::Error::other)
-    };
-    tokio::time::timeout(timeout, exchange)
-        .await
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))?
+    exchange(path, &ask, ANSWER_MAX, timeout).await
+}
+
+/// The part of a mount's state that an upgrade needs. Every version has this part: an upgrade asks
+/// the process of another version.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ServingMount {
+    /// The block device; for the disk of a guest, its socket.
+    pub device: String,
+    /// The process.
+    pub pid: u32,
+    /// Version of the program.
+    pub version: String,
+    /// How often a process took the device over.
+    #[serde(default)]
+    pub recovered: u32,
+}
+
+impl ServingMount {
+    /// As [`MountStatus::is_of_guest`].
+    #[must_use]
+    pub fn is_of_guest(&self) -> bool {
+        is_of_guest(&self.device)
+    }
+}
+
+/// Asks a running mount of any version for its state.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn ask_any_version(path: &Path, timeout: Duration) -> io::Result<Option<ServingMount>> {
+    #[derive(Deserialize)]
+    struct Answer {
+        status: Option<ServingMount>,
+    }
+    let answer: Answer = exchange(path, &Ask::Status, ANSWER_MAX, timeout).await?;
+    Ok(answer.status)
 }
 
 /// Takes the lock of a name. `None` if its holder answers, or neither answers nor ends for some

@@ -12,7 +12,7 @@ use crate::mount::queue_counts::QueueCounts;
 pub struct MountStatus {
     /// The name of the mount: the volume's unless another was given.
     pub name: String,
-    /// The block device.
+    /// The block device; for the disk of a guest, its socket.
     pub device: String,
     /// The volume.
     pub volume: String,
@@ -172,6 +172,12 @@ impl MountStatus {
             .then(|| format!("acknowledged writes may be lost; {}", self.on_loss.consequence()))
     }
 
+    /// Whether it is the disk of a guest, with a socket in the place of a device.
+    #[must_use]
+    pub fn is_of_guest(&self) -> bool {
+        is_of_guest(&self.device)
+    }
+
     /// A line about a path that is not the best; `None` if it is.
     #[must_use]
     pub fn fallback_line(&self) -> Option<String> {
@@ -197,4 +203,9 @@ impl MountStatus {
             generation => generation.to_string(),
         }
     }
+}
+
+/// Whether a mount with this device is the disk of a guest, with a socket in the place of a device.
+pub(super) fn is_of_guest(device: &str) -> bool {
+    !device.starts_with("/dev/ublkb")
 }

@@ -3,10 +3,11 @@
 use std::io;
 use std::path::Path;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use serde::Deserialize;
 
 use super::ask::{Ask, Response};
+use super::status::{DrainStatus, UpgradeStatus};
+use crate::socket::exchange::exchange;
 
 /// The longest response: the times of many volumes, in every bucket.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -14,19 +15,53 @@ const ANSWER_MAX: u64 = 64 << 20;
 /// Sends a command to a running target.
 ///
 /// # Errors
-/// No target answers there, or not in time.
+/// No target answers there, or not in time. [`InvalidData`](io::ErrorKind::InvalidData): a target
+/// of another version, which this program does not understand.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
-    let patience = ask.patience();
-    let exchange = async {
-        let mut stream = UnixStream::connect(path).await?;
-        let mut text = serde_json::to_vec(&ask).map_err(io::Error::other)?;
-        text.push(b'\n');
-        stream.write_all(&text).await?;
-        let mut answer = Vec::new();
-        stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
-        serde_json::from_slice(&answer).map_err(io::Error::other)
-    };
-    tokio::time::timeout(patience, exchange)
-        .await
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the target does not answer"))?
+    exchange(path, &ask, ANSWER_MAX, ask.patience()).await
+}
+
+/// The part of a target's state that an upgrade needs. Every version has this part: an upgrade asks
+/// the program of another version.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ServingTarget {
+    /// Process.
+    pub pid: u32,
+    /// This run, in hexadecimal.
+    pub instance: String,
+    /// Version of the program.
+    pub version: String,
+    /// The upgrade by which this program came to serve.
+    #[serde(default)]
+    pub upgrade: Option<UpgradeStatus>,
+    /// A drain under way.
+    #[serde(default)]
+    pub drain: Option<DrainStatus>,
+}
+
+/// Asks a target of any version for its state. `None`: it refuses to tell.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn ask_any_version(path: &Path) -> io::Result<Option<ServingTarget>> {
+    #[derive(Deserialize)]
+    struct Answer {
+        status: Option<ServingTarget>,
+    }
+    let answer: Answer = exchange(path, &Ask::Status, ANSWER_MAX, Ask::Status.patience()).await?;
+    Ok(answer.status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_understands_a_target_of_a_later_version() {
+        let text = r#"{"pid":7,"instance":"a","version":"9.0.0","volumes":[{"cache":"of tomorrow"}],
+            "upgrade":{"from_version":"0.1.0","pause_ms":9,"new":[1]}}"#;
+        let target: ServingTarget = serde_json::from_str(text).expect("the part that it needs");
+        let upgrade = target.upgrade.expect("the upgrade");
+        assert_eq!((target.pid, upgrade.pause_ms, upgrade.mounts), (7, Some(9), 0));
+    }
 }

@@ -57,10 +57,13 @@ pub enum EventKind {
     Drain,
     /// Another program takes the place of the target, or has taken it.
     Upgrade,
+    /// A kind that a later version of the target has. No target of this version reports it.
+    #[serde(other)]
+    Later,
 }
 
 impl EventKind {
-    /// Every kind.
+    /// Every kind that this version reports.
     pub const ALL: [Self; 16] = [
         Self::Connect,
         Self::Resume,
@@ -100,6 +103,7 @@ impl EventKind {
             Self::Device => "device",
             Self::Drain => "drain",
             Self::Upgrade => "upgrade",
+            Self::Later => "later",
         }
     }
 
@@ -289,6 +293,13 @@ mod tests {
 
     fn loss(host: &str) -> Occurrence {
         Occurrence::new(EventKind::Loss, "gone").of_host(host, "tcp://192.0.2.1:5")
+    }
+
+    #[test]
+    fn an_event_of_a_later_version_is_understood() {
+        let text = r#"{"number":1,"unix_ms":2,"kind":"of-tomorrow","text":"something new"}"#;
+        let event: Event = serde_json::from_str(text).expect("an event");
+        assert_eq!(event.kind, EventKind::Later);
     }
 
     #[test]

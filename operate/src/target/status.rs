@@ -139,24 +139,24 @@ pub struct ListenerStatus {
 
 /// The outcome of an upgrade, from the program that took over or got its place back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct UpgradeStatus {
     /// Version of the program before.
     pub from_version: String,
     /// Why the other program could not take over: the one before serves again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Milliseconds from the notice to the mounts until this program was ready.
     pub ready_ms: u64,
     /// Milliseconds from the notice to the mounts until the last of them was back; absent while
     /// some are away.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<u64>,
     /// Mounts that had volumes open.
     pub mounts: usize,
     /// Mounts that are back.
     pub back: usize,
     /// Hosts of the mounts that are away.
-    #[serde(default)]
     pub away: Vec<String>,
     /// Mounts that had not left in time.
     pub stayed: usize,
@@ -168,9 +168,9 @@ pub struct UpgradeStatus {
 
 /// A drain under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DrainStatus {
     /// Whether it makes room for another program.
-    #[serde(default)]
     pub upgrade: bool,
     /// How long it has taken so far, in milliseconds.
     pub lasted_ms: u64,
@@ -180,10 +180,8 @@ pub struct DrainStatus {
     pub sessions: usize,
     /// How long the stores may take after that, in milliseconds. Dirty blocks that they have not
     /// taken by then are lost.
-    #[serde(default)]
     pub stores_ms: u64,
     /// The dirty blocks that the stores refuse. The target tries again.
-    #[serde(default)]
     pub unsaved: Vec<UnsavedStatus>,
 }
 

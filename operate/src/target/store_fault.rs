@@ -24,6 +24,9 @@ pub enum StoreFaultKind {
     Stalled,
     /// The image belongs to another client.
     Lost,
+    /// A kind that a later version of the target has. No target of this version reports it.
+    #[serde(other)]
+    Later,
 }
 
 impl StoreFaultKind {
@@ -39,6 +42,7 @@ impl StoreFaultKind {
             Self::CannotSee => "cannot-see",
             Self::Stalled => "stalled",
             Self::Lost => "lost",
+            Self::Later => "later",
         }
     }
 }
@@ -77,5 +81,17 @@ impl fmt::Display for StoreFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;
         self.advice.iter().try_for_each(|advice| write!(f, ": {advice}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_a_later_version_is_understood() {
+        let text = r#"{"kind":"of-tomorrow","text":"the store is odd"}"#;
+        let fault: StoreFault = serde_json::from_str(text).expect("a fault");
+        assert_eq!(fault.kind, StoreFaultKind::Later);
     }
 }

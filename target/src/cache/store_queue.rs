@@ -1,7 +1,8 @@
 //! [`StoreQueue`]: the store of a shard, and the operations that wait to go there.
 //!
 //! With several volumes, each has a bounded number of operations at the store, so a hanging store
-//! does not fill the ring. Waiting operations are submitted volume by volume in turn.
+//! does not fill the ring. Waiting operations are submitted volume by volume in turn. A store may
+//! refuse those of one volume and take those of another.
 
 use nix::errno::Errno;
 
@@ -107,10 +108,10 @@ impl<S: Store> StoreQueue<S> {
         self.waiting
     }
 
-    /// Submits waiting operations, one of each volume in turn, until the store takes no more.
+    /// Submits waiting operations, one of each volume in turn, until the store takes none of any.
     pub(super) fn submit_waiting(&mut self, volumes: &mut ShardVolumes, lists: &mut Lists) {
         let all = volumes.indexes().count();
-        let mut idle = 0;
+        let (mut idle, mut refused) = (0, None);
         while self.waiting > 0 && idle < all {
             let at = self.next_volume % all;
             self.next_volume = at + 1;
@@ -123,13 +124,16 @@ impl<S: Store> StoreQueue<S> {
             let Some((op, memory)) = ops.waiting.pop_front() else { continue };
             if let Err(op) = self.store.submit(op, &memory) {
                 ops.waiting.push_front((op, memory));
-                self.next_volume = at;
-                return;
+                refused.get_or_insert(at);
+                continue;
             }
             ops.at_store += 1;
             self.waiting -= 1;
             lists.give_back(memory);
             idle = 0;
+        }
+        if let Some(first) = refused {
+            self.next_volume = first;
         }
     }
 

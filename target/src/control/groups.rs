@@ -58,6 +58,11 @@ impl Groups {
         self.handles.len()
     }
 
+    /// Those that have not ended, by index.
+    pub(super) fn running(&self) -> impl Iterator<Item = usize> {
+        self.ended.iter().enumerate().filter(|(_, ended)| !**ended).map(|(group, _)| group)
+    }
+
     /// All of them, for their counters.
     pub(super) fn iter(&self) -> impl Iterator<Item = &GroupHandle> {
         self.handles.iter()

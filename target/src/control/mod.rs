@@ -589,7 +589,13 @@ impl Control {
             FromGroup::Refused { group, unsaved } => {
                 self.ends.on_refused(group, unsaved, (core, groups), events);
             }
-            FromGroup::Stopped { group, unsaved, error } => groups.stopped(group, unsaved, error),
+            FromGroup::KnowsLoss { group, volume } => {
+                volumes.knows_loss(group, Some(volume), groups);
+            }
+            FromGroup::Stopped { group, unsaved, error } => {
+                groups.stopped(group, unsaved, error);
+                volumes.knows_loss(group, None, groups);
+            }
         }
     }
 
@@ -597,16 +603,13 @@ impl Control {
     fn on_image_lost(&mut self, (volume, why): LostImage) {
         let Some(name) = name_of(volume, &self.core) else { return };
         self.core.lose(volume);
-        for group in 0..self.groups.len() {
-            self.groups.send(group, ToGroup::Lost(volume));
-        }
+        self.volumes.lose(volume, &mut self.groups);
         let text = format!("its image is lost: {why}");
         let what = Occurrence::new(EventKind::StoreFault, text.clone());
         self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
         let why = format!("{text}. `rblk-target reload` serves it again when its lock is free");
         self.description.away.retain(|away| away.name != name);
         self.description.away.push(AwayVolume { name, why });
-        self.volumes.lose(volume);
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
     }
 

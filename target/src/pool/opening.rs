@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::image::Contradiction;
-use rblk_config::{BackingConfig, ByteSize, CacheMode, DirectIo, TargetConfig, VolumeConfig};
+use rblk_config::{
+    BackingConfig, ByteSize, CacheMode, DirectIo, ImageName, TargetConfig, VolumeConfig,
+};
 use rblk_fabric::{PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::{BlockCount, BlockSize, Name};
@@ -17,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::pool::image;
 use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
-use crate::store::rbd::{self, ClusterPlace, ImageOptions};
+use crate::store::rbd::{self, ClusterPlace, ImageError, ImageOptions};
 use crate::store::{Image, Losses, OpenStore, StoreError};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
@@ -102,8 +104,9 @@ pub(crate) fn open_volumes(
 
 /// Opens the volumes of a configuration, if their files have the right length, and if their images
 /// can be opened: a cluster is another machine. The others are left away and reported: their hosts
-/// wait for them, and all other volumes are served. Goes on with the stores that were `left` open,
-/// by volume.
+/// wait for them, and all other volumes are served. All images are opened side by side, so that
+/// those of a cluster that does not answer delay the start once. Goes on with the stores that were
+/// `left` open, by volume.
 ///
 /// # Errors
 /// Any other reason why a volume cannot be opened, with name and cause. And if no volume were left.
@@ -113,10 +116,13 @@ pub(crate) fn open_right_ones(
     mut left: HashMap<String, LeftOpen>,
 ) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
     let (mut opened, mut away) = (Vec::new(), Vec::new());
-    for volume in &config.volumes {
-        let source = left
-            .remove(&volume.name)
-            .map_or(StoreSource::Path(LockWait::ForLocks), StoreSource::Left);
+    let openings: Vec<_> = config.volumes.iter().map(begin_image).collect();
+    for (volume, opening) in config.volumes.iter().zip(openings) {
+        let source = match (left.remove(&volume.name), opening) {
+            (Some(left), _) => StoreSource::Left(left),
+            (None, Some(opening)) => StoreSource::Opening(opening),
+            (None, None) => StoreSource::Path(LockWait::ForLocks),
+        };
         match open_from(opened.len(), volume, target, source) {
             Ok(one) => match served_already(&opened, &one) {
                 None => opened.push(one),
@@ -143,6 +149,24 @@ pub(crate) fn open_right_ones(
         AwayVolume { name, why }
     };
     Ok((opened, away.into_iter().map(told).collect()))
+}
+
+/// Begins to open the image of a volume, if it is on one. Another fault of its configuration is
+/// found when the volume is opened.
+fn begin_image(volume: &VolumeConfig) -> Option<Result<rbd::Opening, ImageError>> {
+    let Ok(BackingConfig::Rbd { image, cluster, .. }) = volume.backing() else { return None };
+    let place = ClusterPlace::from(&cluster);
+    Some(rbd::begin_open(image_options(image, place, volume.block_size, LockWait::ForLocks)))
+}
+
+fn image_options(
+    name: ImageName,
+    cluster: ClusterPlace,
+    block_size: u32,
+    wait: LockWait,
+) -> ImageOptions {
+    let lock_wait = if wait == LockWait::No { Duration::ZERO } else { LOCK_WAIT };
+    ImageOptions { name, cluster, block_size, lock_wait }
 }
 
 /// Why a volume cannot be served beside those: no lock keeps a second one from a snapshot of an
@@ -187,6 +211,8 @@ enum StoreSource {
     Path(LockWait),
     /// A store that is left open.
     Left(LeftOpen),
+    /// An image that is being opened.
+    Opening(Result<rbd::Opening, ImageError>),
 }
 
 impl StoreSource {
@@ -199,6 +225,8 @@ impl StoreSource {
         let wait = match self {
             Self::Left(left) => return Backing::go_on(left, path, options),
             Self::Path(wait) => wait,
+            // Only images are opened so.
+            Self::Opening(_) => LockWait::ForLocks,
         };
         match Backing::open(path, &OpenOptions { lock_wait: Duration::ZERO, ..*options }) {
             Err(held @ (StoreError::Locked { .. } | StoreError::Claimed { .. }))
@@ -235,7 +263,7 @@ fn open_from(
     let mut notes = VolumeNotes::default();
     let (mut backing, mut contradiction) = (None, None);
     // A store that goes on was examined when it was opened.
-    let is_new = matches!(source, StoreSource::Path(_));
+    let is_new = !matches!(source, StoreSource::Left(_));
     match config.backing()? {
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
             let opened = open_store(config, path, direct, size.map(|size| size.0), source)?;
@@ -261,16 +289,16 @@ fn open_from(
             backing = Some(OpenStore::Local(Arc::new(opened)));
         }
         BackingConfig::Rbd { image, cluster, size, cache, read_ahead } => {
-            let options = ImageOptions {
-                name: image,
-                cluster: ClusterPlace::from(&cluster),
-                block_size: config.block_size,
-                lock_wait: match source {
-                    StoreSource::Path(LockWait::No) => Duration::ZERO,
-                    _ => LOCK_WAIT,
-                },
+            let begin = |wait| {
+                let place = ClusterPlace::from(&cluster);
+                rbd::begin_open(image_options(image, place, config.block_size, wait))
             };
-            let opened = open_image(options, size)?;
+            let opening = match source {
+                StoreSource::Opening(opening) => opening,
+                StoreSource::Path(wait) => begin(wait),
+                StoreSource::Left(_) => begin(LockWait::ForLocks),
+            };
+            let opened = opened_image(opening, size)?;
             volume.uuid = opened.uuid();
             volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
             store_keys(&mut volume, config, (cache, read_ahead))?;
@@ -305,9 +333,12 @@ fn store_keys(
     Ok(())
 }
 
-/// Opens an image and takes its lock. It must have `size` bytes, if that is given.
-fn open_image(options: ImageOptions, size: Option<ByteSize>) -> anyhow::Result<Image> {
-    let opened = rbd::open(options).map_err(StoreError::from)?;
+/// An image that is open and locked. It must have `size` bytes, if that is given.
+fn opened_image(
+    opening: Result<rbd::Opening, ImageError>,
+    size: Option<ByteSize>,
+) -> anyhow::Result<Image> {
+    let opened = opening.and_then(rbd::Opening::end).map_err(StoreError::from)?;
     let bytes = opened.size_bytes();
     match size.map(|size| size.0).filter(|size| *size != bytes) {
         Some(configured) => {

@@ -198,9 +198,9 @@ pub trait Store {
     /// Ops accepted and not yet returned by [`Self::reap`].
     fn in_flight(&self) -> usize;
 
-    /// The store of a volume is lost, and the connections of the volume have ended. Ops of a lost
-    /// store do not end before this call, since their answers could be wrong; now they fail with
-    /// `ESHUTDOWN`. Other stores are never lost.
+    /// The store of a volume is lost, and the connections of the volume have ended, in every data
+    /// thread. Ops of a lost store do not end before this call, since their answers could be wrong;
+    /// now they fail with `ESHUTDOWN`. Other stores are never lost.
     fn let_go(&mut self, volume: VolumeIndex) {
         let _ = volume;
     }

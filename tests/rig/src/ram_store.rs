@@ -88,6 +88,9 @@ pub struct RamStore {
     random: Random,
     conditions: StoreConditions,
     pending: Vec<Pending>,
+    // Volumes whose ops do not end before they are let go, and those that were let go.
+    lost: Vec<VolumeIndex>,
+    let_go: Vec<VolumeIndex>,
     // Segment lists of completed ops, for reuse.
     spare: Vec<Vec<Segment>>,
     planned: Vec<(Kind, u64, Errno)>,
@@ -116,6 +119,8 @@ impl RamStore {
             random: Random::new(seed),
             conditions: StoreConditions::default(),
             pending: Vec::new(),
+            lost: Vec::new(),
+            let_go: Vec::new(),
             spare: Vec::new(),
             planned: Vec::new(),
             now: 0,
@@ -155,6 +160,11 @@ impl RamStore {
     #[must_use]
     pub fn conditions(&self) -> StoreConditions {
         self.conditions
+    }
+
+    /// The store of a volume is lost: see [`Store::let_go`].
+    pub fn lose(&mut self, volume: VolumeIndex) {
+        self.lost.push(volume);
     }
 
     /// Makes the next op of that kind at `offset` fail with that errno, once.
@@ -262,12 +272,15 @@ impl Store for RamStore {
         }
         let mut at = 0;
         while let Some(pending) = self.pending.get(at) {
-            if pending.due >= self.now {
+            let is_let_go = self.let_go.contains(&pending.op.volume);
+            let is_held = self.lost.contains(&pending.op.volume) && !is_let_go;
+            if pending.due >= self.now || is_held {
                 at += 1;
                 continue;
             }
             let mut pending = self.pending.remove(at);
             let result = match pending.fails {
+                _ if is_let_go => Err(Errno::ESHUTDOWN),
                 Some(errno) => {
                     // After an error the contents of the range are unknown: half of the time, the
                     // new ones.
@@ -286,6 +299,10 @@ impl Store for RamStore {
 
     fn in_flight(&self) -> usize {
         self.pending.len()
+    }
+
+    fn let_go(&mut self, volume: VolumeIndex) {
+        self.let_go.push(volume);
     }
 }
 

@@ -15,6 +15,11 @@ ceph() { command ceph -c "$conf" --connect-timeout 20 "$@"; }
 # The value of a class directory that Debian 13 has is relative: right only where / is the working directory.
 class_dir() { dirname "$(ls /usr/lib*/*/rados-classes/libcls_rbd.so /usr/lib*/rados-classes/libcls_rbd.so 2>/dev/null | head -1)"; }
 
+# An OSD that stood still for longer than its lease on reads holds back requests that it finds before it renews the
+# lease, and looks at them again when another OSD of the pool answers. With one copy none does, so they never end: the
+# lease of a lonely OSD is longer than every pause of a test, at least a minute where it was 8 s.
+lease() { if [ "$osds" = 1 ]; then echo 6; else echo 0.8; fi; }
+
 configure() { # FSID
   cat > "$conf" <<CONF
 [global]
@@ -74,6 +79,7 @@ osd class dir = $(class_dir)
 osd class update on start = false
 osd numa auto affinity = false
 osd mclock skip benchmark = true
+osd pool default read lease ratio = $(lease)
 osd op queue = wpq
 CONF
 }

@@ -22,6 +22,7 @@ mod lanes;
 mod late_rdma;
 mod limits;
 mod lists;
+mod lost_stores;
 mod model;
 mod ownership;
 mod peer;

@@ -4,114 +4,16 @@
 //!
 //! The test needs root, QEMU, mmdebstrap and Debian's archive, and takes some minutes.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use rblk_tests::program::{Target, program, run};
 
-/// Time to make the images: most of it is the download.
-const IMAGES: Duration = Duration::from_secs(1800);
-/// Time between two lines of an emulated guest.
-const SILENCE: Duration = Duration::from_secs(400);
+use crate::emulated_host::{EmulatedHost, make_images};
+
 /// How long the target is away.
 const AWAY: Duration = Duration::from_secs(6);
-
-/// A guest that boots from a volume. Drop kills it.
-struct Host {
-    child: Child,
-    lines: Receiver<String>,
-    said: Vec<String>,
-}
-
-impl Host {
-    fn boot(dir: &Path, kind: &str, words: &str) -> Self {
-        let log = File::create(dir.join(format!("{kind}.qemu"))).unwrap();
-        let command_line = format!("console=ttyS0 ip=dhcp panic=-1 nokaslr rw {words}");
-        let mut child = Command::new("nice")
-            .args(["-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-smp", "2"])
-            .args(["-cpu", "max,la57=off,smap=off,smep=off", "-m", "1536", "-nodefaults"])
-            .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
-            .args(["-nic", "user,model=virtio-net-pci", "-device", "virtio-rng-pci"])
-            .arg("-kernel")
-            .arg(dir.join("vmlinuz"))
-            .arg("-initrd")
-            .arg(dir.join(format!("{kind}.initrd")))
-            .args(["-append", &command_line])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .expect("QEMU");
-        let mut console = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            // Bytes, as the console shows progress by control characters.
-            let mut line = Vec::new();
-            while console.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
-                    break;
-                }
-                line.clear();
-            }
-        });
-        Self { child, lines, said: Vec::new() }
-    }
-
-    /// Waits for a line with these words, and returns the line.
-    fn wait_for(&mut self, words: &str) -> String {
-        loop {
-            let Ok(line) = self.lines.recv_timeout(SILENCE) else {
-                panic!("the guest does not say `{words}`:\n{}", self.said.join("\n"));
-            };
-            self.said.push(line.clone());
-            assert!(!line.contains("guest: failed"), "{}", self.said.join("\n"));
-            if line.contains(words) {
-                return line;
-            }
-        }
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Makes kernel, images and root file systems.
-fn make_images(dir: &Path) {
-    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let programs = program("rblk-initiator");
-    let log = File::create(dir.join("images.log")).unwrap();
-    let mut child = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "bash"])
-        .arg(checkout.join("tests/tests/guests/boot-image.sh"))
-        .arg(checkout)
-        .arg(programs.parent().unwrap())
-        .current_dir(dir)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .spawn()
-        .expect("unshare");
-    let begun = Instant::now();
-    let ended = loop {
-        if let Some(ended) = child.try_wait().unwrap() {
-            break ended.success();
-        }
-        if begun.elapsed() > IMAGES {
-            let _ = child.kill();
-            break false;
-        }
-        std::thread::sleep(Duration::from_millis(500));
-    };
-    assert!(ended, "{}", std::fs::read_to_string(dir.join("images.log")).unwrap());
-}
 
 fn boots(dir: &Path, kind: &str) {
     let image = dir.join(format!("{kind}.img"));
@@ -128,8 +30,8 @@ fn boots(dir: &Path, kind: &str) {
     let address = target.address.to_string();
     let port = address.rsplit(':').next().unwrap();
     let key = made.stdout.trim();
-    let words = format!("root=rblk:root1@tcp://10.0.2.2:{port} rblk.target_key={key}");
-    let mut guest = Host::boot(dir, kind, &words);
+    let words = format!("ip=dhcp root=rblk:root1@tcp://10.0.2.2:{port} rblk.target_key={key}");
+    let mut guest = EmulatedHost::boot(dir, &format!("{kind}.initrd"), &words, &[]);
 
     let root = guest.wait_for("guest: root");
     assert!(root.contains("/dev/ublkb0 ext4"), "{root}");
@@ -149,19 +51,20 @@ fn boots(dir: &Path, kind: &str) {
     };
     guest.wait_for(unmounted);
     guest.wait_for("reboot: Power down");
-    assert!(guest.child.wait().unwrap().success());
+    guest.must_end();
     target.terminate();
     assert_eq!(target.wait(), Some(0), "{}", target.log());
     let checked = run(Command::new("e2fsck").arg("-fn").arg(&image));
-    assert_eq!(checked.code, Some(0), "{checked:?}\n{}", guest.said.join("\n"));
-    println!("{kind}: {} lines of the console, and a clean file system", guest.said.len());
+    assert_eq!(checked.code, Some(0), "{checked:?}\n{}", guest.said().join("\n"));
+    println!("{kind}: {} lines of the console, and a clean file system", guest.said().len());
 }
 
 #[test]
 #[ignore = "takes minutes and downloads a Debian: `cargo xtask test --long` runs it, as root"]
 fn long_only_a_host_boots_from_a_volume() {
     let dir = tempfile::tempdir().unwrap();
-    make_images(dir.path());
+    let programs = program("rblk-initiator");
+    make_images(dir.path(), "boot-image.sh", programs.parent().unwrap());
     for kind in ["initramfs-tools", "dracut"] {
         boots(dir.path(), kind);
     }

@@ -2,79 +2,39 @@
 
 #![forbid(unsafe_code)]
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use rblk_tests::bed::pattern;
 use rblk_tests::guest::{Ask, DATA, Descriptor, GUEST, Guest, MEMORY, RING, Served, shareable};
-use rblk_tests::program::{Target, program, run, wait_for};
+use rblk_tests::guest_disk::GuestDisk;
+use rblk_tests::program::{program, run, wait_for};
 
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
-const SIZE: u64 = 2 << 20;
-
-/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with `queues` rings.
-struct Bed {
-    served: Served,
-    target: Target,
-    // Dropped last: the logs must outlive the processes.
-    dir: tempfile::TempDir,
-}
-
-impl Bed {
-    fn new(queues: &str) -> Self {
-        Self::with(queues, &[])
-    }
-
-    fn with(queues: &str, args: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let file = File::create(dir.path().join("v.img")).unwrap();
-        file.set_len(SIZE).unwrap();
-        let target =
-            Target::start(dir.path(), &["--file", &volume(dir.path()), "--block-size", "512"]);
-        let args = [&["--queues", queues, "--max-io", "64KiB"], args].concat();
-        let served = Served::start(dir.path(), &target.address.to_string(), "v", &args);
-        Self { dir, target, served }
-    }
-
-    fn store(&self) -> File {
-        File::options().read(true).write(true).open(self.dir.path().join("v.img")).unwrap()
-    }
-
-    fn restart_target(&mut self) {
-        let dir = self.dir.path();
-        self.target.start_again(dir, &["--file", &volume(dir), "--block-size", "512"]);
-    }
-}
-
-fn volume(dir: &Path) -> String {
-    format!("v={}", dir.join("v.img").display())
-}
 
 /// The guest's address of its data.
 fn data(offset: u64) -> u64 {
     GUEST + DATA + offset
 }
 
-fn stored(bed: &Bed, offset: u64, len: usize) -> Vec<u8> {
+fn stored(disk: &GuestDisk, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    bed.store().read_exact_at(&mut bytes, offset).unwrap();
+    disk.file().read_exact_at(&mut bytes, offset).unwrap();
     bytes
 }
 
 #[test]
 fn a_guest_reads_what_it_wrote_and_the_store_has_it() {
-    let mut bed = Bed::new("2");
-    let mut guest = Guest::connect(&bed.served, 2);
+    let mut disk = GuestDisk::new("2");
+    let mut guest = Guest::connect(&disk.served, 2);
     let bytes = pattern(7, 128 << 10);
     guest.fill(data(0), &bytes);
     assert_eq!(guest.one(0, Ask::Write, 8, &[(data(0), 128 << 10)]), OK);
     assert_eq!(guest.one(1, Ask::Flush, 0, &[]), OK);
-    assert!(stored(&bed, 4096, bytes.len()) == bytes);
+    assert!(stored(&disk, 4096, bytes.len()) == bytes);
     // By the other ring, to another place, in pieces smaller than blocks.
     let pieces = [(data(0x10_0000), 100), (data(0x10_1000), 412), (data(0x10_2000), 65024)];
     assert_eq!(guest.one(1, Ask::Read, 8, &pieces), OK);
@@ -85,17 +45,17 @@ fn a_guest_reads_what_it_wrote_and_the_store_has_it() {
     assert_eq!(guest.one(0, Ask::Id, 0, &[(data(0), 20)]), OK);
     assert_eq!(guest.bytes(data(0), 20), b"v\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
     drop(guest);
-    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
-    assert!(!bed.served.socket.exists());
+    assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
+    assert!(!disk.served.socket.exists());
 }
 
 #[test]
 fn a_wrong_request_is_answered_and_the_ring_goes_on() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     let read =
         |guest: &mut Guest, sector, data: &[(u64, u32)]| guest.one(0, Ask::Read, sector, data);
-    let end = SIZE / 512;
+    let end = GuestDisk::BYTES / 512;
     for (sector, data) in [
         (end, &[(data(0), 512)][..]),
         (end - 1, &[(data(0), 1024)]),
@@ -135,8 +95,8 @@ fn a_wrong_request_is_answered_and_the_ring_goes_on() {
 /// A guest that breaks its ring loses it, until it resets the disk. The other ring goes on.
 #[test]
 fn a_broken_ring_is_left_alone() {
-    let mut bed = Bed::new("2");
-    let mut guest = Guest::connect(&bed.served, 2);
+    let mut disk = GuestDisk::new("2");
+    let mut guest = Guest::connect(&disk.served, 2);
     let (next, write, table) = (1, 2, 4);
     let one = |at, len, flags, next| Descriptor { at, len, flags, next };
     let rounds: [&[Descriptor]; 8] = [
@@ -158,7 +118,7 @@ fn a_broken_ring_is_left_alone() {
             guest.describe(0, index, *descriptor);
         }
         guest.offer(0, 0);
-        wait_until_broken(&bed, round + 1);
+        wait_until_broken(&disk, round + 1);
         // The other ring works; nothing is taken from the first one.
         assert_eq!(guest.one(1, Ask::Read, 0, &[(data(4096), 512)]), OK, "round {round}");
         guest.request(0, 3, Ask::Read, 0, &[(data(4096), 512)]);
@@ -175,28 +135,28 @@ fn a_broken_ring_is_left_alone() {
     }
     // More requests than the ring has places, and an invalid head.
     guest.claim_to_offer(0, RING + 1);
-    wait_until_broken(&bed, 9);
+    wait_until_broken(&disk, 9);
     assert_eq!(guest.one(1, Ask::Read, 0, &[(data(4096), 512)]), OK);
     assert_eq!(guest.done(0), None);
     guest.stop(0);
     guest.reset(0);
     guest.start(0, 0);
     guest.offer(0, u16::MAX);
-    wait_until_broken(&bed, 10);
+    wait_until_broken(&disk, 10);
     assert_eq!(guest.one(1, Ask::Read, 0, &[(data(4096), 512)]), OK);
     assert_eq!(guest.done(0), None);
-    assert!(bed.served.runs());
+    assert!(disk.served.runs());
 }
 
 /// Waits until rings have broken `times` times.
-fn wait_until_broken(bed: &Bed, times: usize) {
-    let broke = || bed.served.log().matches("a ring of the guest is broken").count();
+fn wait_until_broken(disk: &GuestDisk, times: usize) {
+    let broke = || disk.served.log().matches("a ring of the guest is broken").count();
     wait_for("a broken ring", || (broke() == times).then_some(()));
 }
 
 #[test]
 fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
-    let mut bed = Bed::new("1");
+    let mut disk = GuestDisk::new("1");
     let zeros = [0u8; 12];
     let own = Guest::own_part();
     let nonsense: [&dyn Fn(&mut Guest); 12] = [
@@ -223,17 +183,17 @@ fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
         &|guest| guest.tell(24, &[0; 8], &[]),
     ];
     for (round, say) in nonsense.iter().enumerate() {
-        let mut guest = Guest::greet(&bed.served, 0);
+        let mut guest = Guest::greet(&disk.served, 0);
         say(&mut guest);
         if round != 4 && round != 10 {
             assert!(guest.is_hung_up(), "round {round}");
         }
         drop(guest);
-        let mut guest = Guest::connect(&bed.served, 1);
+        let mut guest = Guest::connect(&disk.served, 1);
         assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK, "round {round}");
     }
     // Memory that is missing, overlaps, or wraps is refused, and the front end may try again.
-    let mut guest = Guest::greet(&bed.served, 0);
+    let mut guest = Guest::greet(&disk.served, 0);
     let file = shareable(MEMORY);
     for parts in [
         &[(GUEST, MEMORY + 4096, own.2, 0)][..],
@@ -250,7 +210,7 @@ fn a_front_end_that_talks_nonsense_is_hung_up_on_and_the_next_one_is_served() {
     let odd = shareable(4097);
     assert!(!guest.try_share(&[(GUEST, 4096, own.2, 0)], &[&odd]).unwrap());
     assert!(guest.try_share(&[own], &[&file]).unwrap());
-    assert!(bed.served.runs());
+    assert!(disk.served.runs());
 }
 
 /// A small generator of pseudorandom numbers, the same for the same seed.
@@ -268,13 +228,13 @@ impl Numbers {
 /// is killed and started again.
 #[test]
 fn random_requests_do_what_a_disk_does() {
-    let mut bed = Bed::new("2");
-    let mut guest = Guest::connect(&bed.served, 2);
-    let mut model = vec![0u8; usize::try_from(SIZE).unwrap()];
+    let mut disk = GuestDisk::new("2");
+    let mut guest = Guest::connect(&disk.served, 2);
+    let mut model = vec![0u8; usize::try_from(GuestDisk::BYTES).unwrap()];
     let mut numbers = Numbers(20_261_124);
     for round in 0..120u64 {
         if round % 40 == 20 {
-            bed.target.kill();
+            disk.target.kill();
         }
         // Each request of a round has its own stripe of the disk and of the memory.
         let mut asked = Vec::new();
@@ -313,7 +273,7 @@ fn random_requests_do_what_a_disk_does() {
             }
         }
         if round % 40 == 20 {
-            bed.restart_target();
+            disk.restart_target();
         }
         for number in 0..8u16 {
             let (done, status) = guest.wait(number % 2);
@@ -324,7 +284,7 @@ fn random_requests_do_what_a_disk_does() {
         }
     }
     assert_eq!(guest.one(0, Ask::Flush, 0, &[]), OK);
-    assert!(stored(&bed, 0, model.len()) == model);
+    assert!(stored(&disk, 0, model.len()) == model);
 }
 
 /// Pieces of memory with `len` bytes together, and gaps between them: whole blocks or not.
@@ -357,45 +317,45 @@ fn gather(guest: &Guest, pieces: &[(u64, u32)]) -> Vec<u8> {
 
 #[test]
 fn requests_wait_for_a_target_that_is_lost() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     guest.fill(data(0), &[5; 32768]);
-    bed.target.kill();
+    disk.target.kill();
     guest.request(0, 1, Ask::Write, 0, &[(data(0), 32768)]);
     guest.request(0, 2, Ask::Write, 64, &[(data(0), 100), (data(8192), 412)]);
     assert!(!guest.called(0, Duration::from_millis(300)), "nothing is done");
-    bed.restart_target();
+    disk.restart_target();
     let mut done = [guest.wait(0), guest.wait(0)];
     done.sort_unstable();
     assert_eq!(done, [(1, OK), (2, OK)]);
-    assert!(stored(&bed, 0, 32768) == [5; 32768]);
+    assert!(stored(&disk, 0, 32768) == [5; 32768]);
 }
 
 /// A guest leaves with requests under way: none of them overwrites data of the next guest.
 #[test]
 fn requests_of_a_guest_that_left_are_not_written_later() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
-    bed.target.kill();
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
+    disk.target.kill();
     guest.fill(data(0), &[5; 8192]);
     guest.request(0, 1, Ask::Write, 0, &[(data(0), 8192)]);
     guest.request(0, 2, Ask::Write, 16, &[(data(0), 100), (data(512), 412)]);
     drop(guest);
-    let mut next = Guest::connect(&bed.served, 1);
+    let mut next = Guest::connect(&disk.served, 1);
     next.fill(data(0), &[6; 8192]);
     next.request(0, 1, Ask::Write, 8, &[(data(0), 8192)]);
-    bed.restart_target();
+    disk.restart_target();
     assert_eq!(next.wait(0), (1, OK));
-    assert!(stored(&bed, 0, 4096) == [0; 4096], "of the guest that is gone");
-    assert!(stored(&bed, 4096, 8192) == [6; 8192]);
+    assert!(stored(&disk, 0, 4096) == [0; 4096], "of the guest that is gone");
+    assert!(stored(&disk, 4096, 8192) == [6; 8192]);
 }
 
 /// A front end can stop a ring although its target is lost.
 #[test]
 fn a_ring_is_stopped_without_its_target() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
-    bed.target.kill();
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
+    disk.target.kill();
     guest.fill(data(0), &[5; 8192]);
     guest.request(0, 1, Ask::Write, 0, &[(data(0), 8192)]);
     // A ring that is stopped before its thread took the request starts again at the same request.
@@ -408,7 +368,7 @@ fn a_ring_is_stopped_without_its_target() {
     });
     assert_eq!(guest.done(0), Some((1, IO_ERROR)));
     guest.start(0, 1);
-    bed.restart_target();
+    disk.restart_target();
     assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK);
     assert_eq!(guest.bytes(data(0), 512), [0; 512], "what failed was not done later");
 }
@@ -417,11 +377,11 @@ fn a_ring_is_stopped_without_its_target() {
 /// one is not touched.
 #[test]
 fn requests_follow_the_memory_of_their_guest() {
-    let mut bed = Bed::new("1");
-    bed.store().write_all_at(&[7; 65536], 0).unwrap();
-    let mut guest = Guest::connect(&bed.served, 1);
+    let mut disk = GuestDisk::new("1");
+    disk.file().write_all_at(&[7; 65536], 0).unwrap();
+    let mut guest = Guest::connect(&disk.served, 1);
     assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK);
-    bed.target.kill();
+    disk.target.kill();
     guest.request(0, 1, Ask::Read, 0, &[(data(0), 65536)]);
     guest.request(0, 2, Ask::Read, 0, &[(data(65536), 100), (data(131_072), 412)]);
     // The test does not wait until they were taken: the memory may be replaced at any time.
@@ -430,7 +390,7 @@ fn requests_follow_the_memory_of_their_guest() {
     file.write_all_at(&old, 0).unwrap();
     guest.share(&[Guest::own_part()], &[&file]);
     let memory = guest.replace_memory(&file);
-    bed.restart_target();
+    disk.restart_target();
     let mut done = [guest.wait(0), guest.wait(0)];
     done.sort_unstable();
     assert_eq!(done, [(1, OK), (2, OK)]);
@@ -440,7 +400,7 @@ fn requests_follow_the_memory_of_their_guest() {
     memory.read(usize::try_from(DATA).unwrap() + 512, &mut late[512..]);
     assert!(late[512..].iter().all(|byte| *byte == 0), "the old memory");
     // This memory again, in other parts: no new connection is made.
-    let connections = || bed.served.log().matches("connected again").count();
+    let connections = || disk.served.log().matches("connected again").count();
     // An answer comes before the line in the log. Two lines are due: one for the first memory of
     // the guest, one for the restart of the target.
     wait_for("the log tells of the connection", || (connections() >= 2).then_some(()));
@@ -458,26 +418,26 @@ fn requests_follow_the_memory_of_their_guest() {
 /// A volume grows: the front end hears of it, and the guest sees the new size.
 #[test]
 fn a_guest_hears_of_the_new_size_of_its_disk() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     let sectors =
         |guest: &mut Guest| u64::from_le_bytes(guest.config()[..8].try_into().expect("8 bytes"));
-    assert_eq!(sectors(&mut guest), SIZE / 512);
-    let end = SIZE / 512;
+    assert_eq!(sectors(&mut guest), GuestDisk::BYTES / 512);
+    let end = GuestDisk::BYTES / 512;
     assert_eq!(guest.one(0, Ask::Read, end, &[(data(0), 512)]), IO_ERROR);
     let resized = run(Command::new(program("rblk-target"))
         .args(["volume", "resize", "v", "4MiB", "--control-socket"])
-        .arg(&bed.target.socket));
+        .arg(&disk.target.socket));
     assert_eq!(resized.code, Some(0), "{resized:?}");
     guest.wait_for_change();
-    assert_eq!(sectors(&mut guest), 2 * SIZE / 512);
+    assert_eq!(sectors(&mut guest), 2 * GuestDisk::BYTES / 512);
     assert_eq!(guest.one(0, Ask::Read, end, &[(data(0), 512)]), OK);
 }
 
 #[test]
 fn a_disk_that_is_read_only_says_so() {
-    let bed = Bed::with("1", &["--ro"]);
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::with("1", &["--ro"]);
+    let mut guest = Guest::connect(&disk.served, 1);
     let offered = u64::from_le_bytes(guest.question(1, &[]).try_into().unwrap());
     assert_ne!(offered & 1 << 5, 0, "VIRTIO_BLK_F_RO");
     assert_eq!(guest.one(0, Ask::Write, 0, &[(data(0), 512)]), IO_ERROR);
@@ -487,27 +447,27 @@ fn a_disk_that_is_read_only_says_so() {
 /// A program that ends leaves nothing. Started again, it serves the disk to the same guest.
 #[test]
 fn the_program_ends_in_good_order_with_a_guest() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     for number in 0..8 {
         guest.request(0, number, Ask::Write, u64::from(number) * 8, &[(data(0), 4096)]);
     }
-    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+    assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
     for _ in 0..guest.taken(0) {
         assert_eq!(guest.wait(0).1, OK, "what was taken was answered first");
     }
     assert!(guest.is_hung_up());
-    let address = bed.target.address.to_string();
-    bed.served = Served::start(bed.dir.path(), &address, "v", &[]);
-    let mut guest = Guest::connect(&bed.served, 1);
+    let address = disk.target.address.to_string();
+    disk.served = Served::start(disk.dir(), &address, "v", &[]);
+    let mut guest = Guest::connect(&disk.served, 1);
     assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK);
     // A killed program leaves its socket, and the next process takes it over at once.
-    bed.served.kill();
-    assert!(bed.served.socket.exists());
-    bed.served = Served::start(bed.dir.path(), &address, "v", &[]);
-    let mut guest = Guest::connect(&bed.served, 1);
+    disk.served.kill();
+    assert!(disk.served.socket.exists());
+    disk.served = Served::start(disk.dir(), &address, "v", &[]);
+    let mut guest = Guest::connect(&disk.served, 1);
     assert_eq!(guest.one(0, Ask::Read, 0, &[(data(0), 512)]), OK);
     wait_for("the session of the process that was killed to be over", || {
-        (bed.target.status().sessions.len() == 1).then_some(())
+        (disk.target.status().sessions.len() == 1).then_some(())
     });
 }

@@ -19,10 +19,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rblk_tests::guest::{Ask, DATA, GUEST, Guest, MEMORY, RING, Served, shareable};
-use rblk_tests::program::{Target, wait_for};
+use rblk_tests::guest_disk::GuestDisk;
+use rblk_tests::program::wait_for;
 
 const OK: u8 = 0;
-const SIZE: u64 = 2 << 20;
 const ENABLE: u32 = 18;
 const SET_CALL: u32 = 13;
 const SET_ERROR: u32 = 14;
@@ -31,43 +31,12 @@ const SET_BACK_CHANNEL: u32 = 21;
 /// A forced end must be faster than the wait of the command.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with `queues` rings.
-struct Bed {
-    served: Served,
-    target: Target,
-    // Dropped last: the logs must outlive the processes.
-    dir: tempfile::TempDir,
-}
-
-impl Bed {
-    fn new(queues: &str) -> Self {
-        Self::with(queues, &[])
-    }
-
-    fn with(queues: &str, args: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let store = dir.path().join("v.img");
-        File::create(&store).unwrap().set_len(SIZE).unwrap();
-        let volume = format!("v={}", store.display());
-        let target = Target::start(dir.path(), &["--file", &volume, "--block-size", "512"]);
-        let args = [&["--queues", queues, "--max-io", "64KiB"], args].concat();
-        let served = Served::start(dir.path(), &target.address.to_string(), "v", &args);
-        Self { served, target, dir }
-    }
-
-    /// Waits for a line in the log, which another thread writes.
-    fn wait_for_line(&self, text: &str) {
-        wait_for(text, || self.served.log().contains(text).then_some(()));
-    }
-
-    /// Checks that the next front end is served, and that the process ends in good order.
-    fn goes_on_and_ends(mut self) {
-        let mut guest = Guest::connect(&self.served, 1);
-        assert_eq!(read(&mut guest), OK);
-        drop(guest);
-        assert_eq!(self.served.terminate(), Some(0), "{}", self.served.log());
-        drop((self.target, self.dir));
-    }
+/// Checks that the next front end is served, and that the process ends in good order.
+fn goes_on_and_ends(mut disk: GuestDisk) {
+    let mut guest = Guest::connect(&disk.served, 1);
+    assert_eq!(read(&mut guest), OK);
+    drop(guest);
+    assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
 }
 
 fn read(guest: &mut Guest) -> u8 {
@@ -87,8 +56,8 @@ fn event() -> EventFd {
 #[test]
 fn a_burst_of_enables_is_taken() {
     for orders in [200, 5000] {
-        let bed = Bed::new("1");
-        let mut guest = Guest::connect(&bed.served, 1);
+        let disk = GuestDisk::new("1");
+        let mut guest = Guest::connect(&disk.served, 1);
         for last in [1u32, 0, 1] {
             let mut burst = Vec::new();
             for order in 0..orders {
@@ -107,15 +76,15 @@ fn a_burst_of_enables_is_taken() {
             assert_eq!(guest.wait(0), (0, OK), "{orders} orders, the last one {last}");
         }
         drop(guest);
-        bed.goes_on_and_ends();
+        goes_on_and_ends(disk);
     }
 }
 
 /// A burst of events, each with a descriptor: the newest one is used.
 #[test]
 fn a_burst_of_events_is_taken() {
-    let bed = Bed::new("2");
-    let mut guest = Guest::connect(&bed.served, 2);
+    let disk = GuestDisk::new("2");
+    let mut guest = Guest::connect(&disk.served, 2);
     for number in [200, 2000] {
         let ring = 0u64.to_le_bytes();
         let (old, new) = (event(), event());
@@ -139,8 +108,8 @@ fn a_burst_of_events_is_taken() {
         assert!(!guest.ask(SET_KICK, &body, &[kick.as_fd().as_raw_fd()]).unwrap());
     }
     assert_eq!(read(&mut guest), OK);
-    bed.wait_for_line("refused a request of the front end");
-    let refusals = bed.served.log().matches("refused a request of the front end").count();
+    disk.wait_for_line("refused a request of the front end");
+    let refusals = disk.served.log().matches("refused a request of the front end").count();
     assert!((1..20).contains(&refusals), "{refusals} lines");
     for _ in 0..100 {
         let base = guest.stop(0);
@@ -148,14 +117,14 @@ fn a_burst_of_events_is_taken() {
     }
     assert_eq!(read(&mut guest), OK);
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 /// A front end that shares other memory again and again, while requests are under way.
 #[test]
 fn a_burst_of_memories_is_taken() {
-    let bed = Bed::new("2");
-    let mut guest = Guest::connect(&bed.served, 2);
+    let disk = GuestDisk::new("2");
+    let mut guest = Guest::connect(&disk.served, 2);
     let (at, len, user, offset) = Guest::own_part();
     let table = |parts: &[[u64; 4]]| {
         let count = u32::try_from(parts.len()).unwrap();
@@ -177,21 +146,21 @@ fn a_burst_of_memories_is_taken() {
         assert_eq!(guest.config().len(), 60, "round {round}");
     }
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 /// The guest never reads its call event.
 #[test]
 fn a_guest_that_never_takes_a_call_holds_up_no_ring() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     for number in 0..500u16 {
         guest.request(0, number % RING, Ask::Read, 0, &[(GUEST + DATA, 512)]);
         let done = wait_for("a request is done", || guest.done(0));
         assert_eq!(done, (number % RING, OK));
     }
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 /// Makes a write to the event block, as the other side can: clears `O_NONBLOCK`, and fills the
@@ -205,8 +174,8 @@ fn fill(event: &EventFd) {
 }
 
 /// A guest with a ring that has a full call event. Its requests complete all the same.
-fn with_full_call(bed: &Bed) -> Guest {
-    let mut guest = Guest::connect(&bed.served, 2);
+fn with_full_call(disk: &GuestDisk) -> Guest {
+    let mut guest = Guest::connect(&disk.served, 2);
     fill(guest.call_event(0));
     for number in 0..4 {
         guest.request(0, number, Ask::Read, 0, &[(GUEST + DATA, 512)]);
@@ -218,19 +187,19 @@ fn with_full_call(bed: &Bed) -> Guest {
 
 #[test]
 fn a_call_that_blocks_holds_up_no_ring() {
-    let mut bed = Bed::new("2");
-    let guest = with_full_call(&bed);
-    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+    let mut disk = GuestDisk::new("2");
+    let guest = with_full_call(&disk);
+    assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
     drop(guest);
 }
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
 fn as_root_a_call_that_blocks_holds_up_no_unmount() {
-    let mut bed = Bed::new("2");
-    let guest = with_full_call(&bed);
+    let mut disk = GuestDisk::new("2");
+    let guest = with_full_call(&disk);
     let begun = Instant::now();
-    assert_eq!(bed.served.unmount_by_force(), Some(0), "{}", bed.served.log());
+    assert_eq!(disk.served.unmount_by_force(), Some(0), "{}", disk.served.log());
     assert!(begun.elapsed() < SOON);
     drop(guest);
 }
@@ -238,25 +207,25 @@ fn as_root_a_call_that_blocks_holds_up_no_unmount() {
 /// An error event that blocks. The front end hears by it that a ring is broken.
 #[test]
 fn an_error_event_that_blocks_holds_up_no_ring() {
-    let mut bed = Bed::new("2");
-    let mut guest = Guest::connect(&bed.served, 2);
+    let mut disk = GuestDisk::new("2");
+    let mut guest = Guest::connect(&disk.served, 2);
     let error = event();
     let ring = 0u64.to_le_bytes();
     assert!(guest.ask(SET_ERROR, &ring, &[error.as_fd().as_raw_fd()]).unwrap());
     assert_eq!(read(&mut guest), OK);
     fill(&error);
     guest.claim_to_offer(0, RING + 2);
-    bed.wait_for_line("a ring of the guest is broken");
+    disk.wait_for_line("a ring of the guest is broken");
     assert_eq!(guest.one(1, Ask::Read, 0, &[(GUEST + DATA, 512)]), OK);
     assert_eq!(guest.stop(0), 1);
-    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+    assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
 }
 
 /// A descriptor other than an eventfd could block a write or a read, so it is refused.
 #[test]
 fn a_descriptor_that_is_no_eventfd_is_refused() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     let (read_end, write_end) = nix::unistd::pipe().unwrap();
     let ring = 0u64.to_le_bytes();
     for request in [SET_CALL, SET_ERROR] {
@@ -265,9 +234,9 @@ fn a_descriptor_that_is_no_eventfd_is_refused() {
     assert_eq!(read(&mut guest), OK);
     guest.stop(0);
     assert!(!guest.ask(SET_KICK, &ring, &[read_end.as_raw_fd()]).unwrap());
-    bed.wait_for_line("an event that is no eventfd, but pipe:");
+    disk.wait_for_line("an event that is no eventfd, but pipe:");
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 /// A TCP socket that waits in close for a minute, since its peer takes nothing; and the peer.
@@ -286,8 +255,8 @@ fn lingering() -> (TcpStream, TcpStream) {
 /// No thread of the disk waits for the close of a refused descriptor.
 #[test]
 fn refused_descriptors_are_closed_without_a_wait() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     let begun = Instant::now();
     let mut peers = Vec::new();
     for request in [SET_CALL, SET_ERROR, SET_BACK_CHANNEL] {
@@ -296,7 +265,7 @@ fn refused_descriptors_are_closed_without_a_wait() {
         let sent = socket.as_raw_fd();
         // The process takes the request after this end has closed the socket, and then has the last
         // descriptor of it.
-        let process = Pid::from_raw(bed.served.pid().try_into().unwrap());
+        let process = Pid::from_raw(disk.served.pid().try_into().unwrap());
         kill(process, Signal::SIGSTOP).unwrap();
         let closing = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
@@ -309,7 +278,7 @@ fn refused_descriptors_are_closed_without_a_wait() {
     }
     assert_eq!(read(&mut guest), OK);
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     drop(peers);
 }
@@ -332,8 +301,8 @@ fn drip_on(mut guest: Guest) -> JoinHandle<()> {
 
 #[test]
 fn a_message_that_drips_ends() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     drip(&mut guest);
     let begun = Instant::now();
     while guest.send_raw(&[0]).is_ok() {
@@ -341,15 +310,15 @@ fn a_message_that_drips_ends() {
         std::thread::sleep(Duration::from_millis(200));
     }
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 #[test]
 fn a_message_that_drips_holds_up_no_signal() {
-    let mut bed = Bed::new("1");
-    let dripping = drip_on(Guest::connect(&bed.served, 1));
+    let mut disk = GuestDisk::new("1");
+    let dripping = drip_on(Guest::connect(&disk.served, 1));
     let begun = Instant::now();
-    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+    assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
     assert!(begun.elapsed() < SOON);
     dripping.join().unwrap();
 }
@@ -357,10 +326,10 @@ fn a_message_that_drips_holds_up_no_signal() {
 #[test]
 #[ignore = "needs root: the mount is listed"]
 fn as_root_a_message_that_drips_holds_up_no_unmount() {
-    let mut bed = Bed::new("1");
-    let dripping = drip_on(Guest::connect(&bed.served, 1));
+    let mut disk = GuestDisk::new("1");
+    let dripping = drip_on(Guest::connect(&disk.served, 1));
     let begun = Instant::now();
-    assert_eq!(bed.served.unmount_by_force(), Some(0), "{}", bed.served.log());
+    assert_eq!(disk.served.unmount_by_force(), Some(0), "{}", disk.served.log());
     assert!(begun.elapsed() < SOON);
     dripping.join().unwrap();
 }
@@ -408,38 +377,38 @@ fn a_stopped_thread_holds_up_no_signal() {
     for (thread, signals, within) in
         [("rblk-front-end", 2, 10), ("rblk-ring-0", 2, 10), ("rblk-front-end", 1, 50)]
     {
-        let mut bed = Bed::new("1");
-        let mut guest = Guest::connect(&bed.served, 1);
+        let mut disk = GuestDisk::new("1");
+        let mut guest = Guest::connect(&disk.served, 1);
         assert_eq!(read(&mut guest), OK);
-        let held = HeldThread::new(bed.served.thread(thread));
+        let held = HeldThread::new(disk.served.thread(thread));
         for _ in 0..signals {
-            terminate(&bed.served);
+            terminate(&disk.served);
             std::thread::sleep(Duration::from_millis(100));
         }
-        let code = held.wait_for_end(&mut bed.served, Duration::from_secs(within));
-        assert_eq!(code, Some(1), "{}", bed.served.log());
-        assert!(bed.served.log().contains("did not end in time"), "{}", bed.served.log());
+        let code = held.wait_for_end(&mut disk.served, Duration::from_secs(within));
+        assert_eq!(code, Some(1), "{}", disk.served.log());
+        assert!(disk.served.log().contains("did not end in time"), "{}", disk.served.log());
         // The session is over, so the next process gets the volume at once. It leaves the rings
         // alone.
-        let address = bed.target.address.to_string();
-        bed.served = Served::start(bed.dir.path(), &address, "v", &["--queues", "1"]);
+        let address = disk.target.address.to_string();
+        disk.served = Served::start(disk.dir(), &address, "v", &["--queues", "1"]);
         drop(guest);
-        bed.goes_on_and_ends();
+        goes_on_and_ends(disk);
     }
 }
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
 fn as_root_a_stopped_thread_holds_up_no_unmount() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     assert_eq!(read(&mut guest), OK);
-    let held = HeldThread::new(bed.served.thread("rblk-front-end"));
+    let held = HeldThread::new(disk.served.thread("rblk-front-end"));
     let begun = Instant::now();
-    let name = bed.served.name().to_owned();
+    let name = disk.served.name().to_owned();
     let umount = std::thread::spawn(move || rblk_tests::guest::unmount(&name));
-    let code = held.wait_for_end(&mut bed.served, Duration::from_secs(10));
-    assert_eq!(code, Some(1), "{}", bed.served.log());
+    let code = held.wait_for_end(&mut disk.served, Duration::from_secs(10));
+    assert_eq!(code, Some(1), "{}", disk.served.log());
     assert!(begun.elapsed() < SOON);
     assert_eq!(umount.join().unwrap().code, Some(0));
 }
@@ -447,57 +416,57 @@ fn as_root_a_stopped_thread_holds_up_no_unmount() {
 /// A ring that the front end cannot stop breaks the disk: the process ends with a failure.
 #[test]
 fn a_broken_disk_is_a_failure() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     assert_eq!(read(&mut guest), OK);
-    let held = HeldThread::new(bed.served.thread("rblk-ring-0"));
+    let held = HeldThread::new(disk.served.thread("rblk-ring-0"));
     drop(guest);
-    let code = held.wait_for_end(&mut bed.served, Duration::from_secs(60));
-    assert_eq!(code, Some(1), "{}", bed.served.log());
-    let log = bed.served.log();
+    let code = held.wait_for_end(&mut disk.served, Duration::from_secs(60));
+    assert_eq!(code, Some(1), "{}", disk.served.log());
+    let log = disk.served.log();
     assert!(log.contains("the disk of the guest broke: ring 0 is not done"), "{log}");
 }
 
 #[test]
 fn more_memory_than_a_guest_may_have_is_refused() {
-    let bed = Bed::with("1", &["--memory-max", "4MiB"]);
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::with("1", &["--memory-max", "4MiB"]);
+    let mut guest = Guest::connect(&disk.served, 1);
     let (at, _, user, _) = Guest::own_part();
     let large = shareable(MEMORY + 4096);
     assert!(!guest.try_share(&[(at, MEMORY, user, 0)], &[&large]).unwrap());
-    bed.wait_for_line("has 4100KiB, and --memory-max allows 4MiB");
+    disk.wait_for_line("has 4100KiB, and --memory-max allows 4MiB");
     assert_eq!(read(&mut guest), OK);
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 /// Pages of a file on another file system depend on the server of that file system.
 #[test]
 fn memory_in_a_file_of_another_file_system_is_refused() {
-    let bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
     assert!(!guest.try_share(&[Guest::own_part()], &[&zero]).unwrap());
-    bed.wait_for_line("none of a memfd, tmpfs or hugetlbfs");
+    disk.wait_for_line("none of a memfd, tmpfs or hugetlbfs");
     // A file on tmpfs, as of QEMU's memory-backend-file.
     let shm = tempfile::tempfile_in("/dev/shm").unwrap();
     shm.set_len(MEMORY).unwrap();
     assert!(guest.try_share(&[Guest::own_part()], &[&shm]).unwrap());
     drop(guest);
-    bed.goes_on_and_ends();
+    goes_on_and_ends(disk);
 }
 
 /// A front end that cuts the file of its guest's memory ends the process of that guest. The log
 /// names the reason.
 #[test]
 fn a_memory_that_is_cut_is_named() {
-    let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
+    let mut disk = GuestDisk::new("1");
+    let mut guest = Guest::connect(&disk.served, 1);
     assert_eq!(read(&mut guest), OK);
     guest.file().set_len(0).unwrap();
     guest.kick(0);
-    let code = wait_for("the end", || bed.served.exit_code());
+    let code = wait_for("the end", || disk.served.exit_code());
     assert_eq!(code, None, "by a signal");
-    let log = bed.served.log();
+    let log = disk.served.log();
     assert!(log.contains("SIGBUS: byte ") && log.contains("its front end cut the file"), "{log}");
 }

@@ -387,3 +387,17 @@ fn an_unusable_note_is_refused_with_the_fix() {
     let mut guest = Guest::connect(&bed.served, 2);
     assert_eq!(flush(&mut guest, 0), OK);
 }
+
+/// A package that is upgraded asks for this on every host, so the answer must help.
+#[test]
+#[ignore = "needs root: the mounts of a host are root's"]
+fn as_root_an_upgrade_says_that_the_disk_of_a_guest_stays() {
+    let bed = Bed::new();
+    let before = bed.served.status();
+    let name = bed.served.name().to_owned();
+    let said = run(Command::new(program("rblk-initiator")).args(["upgrade", &name]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.contains("cannot be handed over: version "), "{said:?}");
+    assert!(said.stderr.contains("`rblk-initiator vhost` is the new program"), "{said:?}");
+    assert_eq!(bed.served.status()["pid"], before["pid"]);
+}

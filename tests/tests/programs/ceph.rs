@@ -1,5 +1,6 @@
-//! Volumes on images of a real Ceph cluster: fio verifies them while OSDs are killed and while the
-//! target is replaced, and an image that another client takes is served no longer.
+//! Volumes on images of a real Ceph cluster: fio verifies them while an OSD stands still, while it
+//! is killed and while the target is replaced, and an image that another client takes is served no
+//! longer.
 //!
 //! Each test makes a cluster of its own on loopback (`tests/src/lab/ceph-cluster.sh`).
 
@@ -8,6 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rblk_config::Exit;
 use rblk_initiator::engine::io::IoOp;
 use rblk_operate::target::events::{Event, EventKind};
 use rblk_operate::target::status::VolumeStatus;
@@ -67,30 +69,41 @@ fn verified_under_faults(cache: &str) {
     let Some(engine) = engine() else { return };
     let cluster = CephCluster::start("bluestore", 1);
     cluster.run("rbd create --size 32M rbd/v");
-    let target = serve(&cluster, &[]);
-    let mut command = Command::new(program("rblk-target"));
-    command.args(["volume", "set", "v", "--cache", cache, "--control-socket"]);
-    let set = run(command.arg(&target.socket));
-    assert_eq!(set.code, Some(0), "{set:?}");
+    // In a file, so that the program that takes its place has the cache mode, too.
+    let (file, conf) = (cluster.directory().join("target.toml"), cluster.conf());
+    let text = format!(
+        "[[volume]]\nname = 'v'\nstore = 'rbd'\nimage = 'rbd/v'\nceph_conf = '{}'\ncache = '{cache}'\n",
+        conf.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let args = ["--config", file.to_str().unwrap(), "--poll-groups", "2"];
+    let target = Target::start(cluster.directory(), &args);
     assert_eq!(volume(&target).unwrap().store, "rbd");
 
     let config = cluster.directory().join("mount.toml");
     let text = format!("target = ['{}']\nvolume = 'v'\nreconnect_delay = '20ms'\n", target.address);
     std::fs::write(&config, text).unwrap();
     // A limited rate, so that each fault meets requests.
-    let job = ["--rw=randwrite", "--bsrange=4k-64k", "--size=32M", "--iodepth=16"];
+    let job = ["--rw=randwrite", "--bsrange=4k-64k", "--size=12M", "--iodepth=16"];
     let more = format!("--rblk_config={}", config.display());
     let job =
         [&job[..], &["--rate_iops=60", "--verify=crc32c", "--verify_fatal=1", &more]].concat();
     let fio = Fio::start(&engine, cluster.directory(), &target, "v", &job);
-    wait_for("some writes", || (target.status().total.written_bytes > 1 << 20).then_some(()));
-    cluster.script("osd-kill 0");
-    thread::sleep(Duration::from_secs(7));
-    let fault = wait_for("the stall", || volume(&target)?.store_fault);
-    assert_eq!(fault.kind, StoreFaultKind::Stalled);
-    assert!(fault.text.contains(REASON_OF_OSDS), "{fault}");
-    cluster.script("osd-start 0");
-    wait_for("the end of the stall", || volume(&target)?.store_fault.is_none().then_some(()));
+    // An OSD that stands still for so long that all requests wait, and one that dies.
+    for (begin, end, time) in
+        [("osd-pause 0", "osd-continue 0", 13), ("osd-kill 0", "osd-start 0", 7)]
+    {
+        let written = target.status().total.written_bytes;
+        let more = || (target.status().total.written_bytes > written + (1 << 20)).then_some(());
+        wait_for("some writes", more);
+        cluster.script(begin);
+        thread::sleep(Duration::from_secs(time));
+        let fault = wait_for("the stall", || volume(&target)?.store_fault);
+        assert_eq!(fault.kind, StoreFaultKind::Stalled);
+        assert!(fault.text.contains(REASON_OF_OSDS), "{fault}");
+        cluster.script(end);
+        wait_for("the end of the stall", || volume(&target)?.store_fault.is_none().then_some(()));
+    }
     let is_fault = |event: &Event| event.kind == EventKind::StoreFault;
     assert!(events(&target).iter().any(is_fault), "{:?}", events(&target));
 
@@ -122,9 +135,15 @@ fn with_ceph_fio_verifies_a_volume_under_faults_written_back() {
 #[test]
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_an_image_that_another_client_takes_is_served_no_longer() {
+    for poll_groups in ["1", "2"] {
+        taken_by_another_client(poll_groups);
+    }
+}
+
+fn taken_by_another_client(poll_groups: &str) {
     let cluster = CephCluster::start("memstore", 1);
     cluster.run("rbd create --size 8M rbd/v");
-    let target = serve(&cluster, &[]);
+    let target = serve(&cluster, &["--poll-groups", poll_groups]);
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
     let (old, new) = (pattern(1, 4096), pattern(2, 4096));
     client.write(0, &old);
@@ -135,7 +154,10 @@ fn with_ceph_an_image_that_another_client_takes_is_served_no_longer() {
     // Another client writes at once: no answer may have the old data after the loss was noticed.
     cluster.run("rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096 rbd/v");
     let until = Instant::now() + Duration::from_secs(30);
-    while client.try_io(IoOp::Read, 0, 4096).is_some() {
+    // Hits and misses of every shard: none of them is an error.
+    let mut at = (0..8).cycle();
+    while let Some(result) = client.try_io(IoOp::Read, at.next().unwrap() << 20, 4096) {
+        assert_eq!(result, 4096, "{}", target.log());
         assert!(Instant::now() < until, "the target still answers");
         thread::sleep(Duration::from_millis(20));
     }
@@ -179,10 +201,27 @@ fn with_ceph_cached_blocks_wait_while_the_cluster_is_silent() {
     thread::sleep(Duration::from_secs(3));
     assert!(!read.is_finished(), "answered from the cache");
     cluster.script("osd-continue 0");
-    let (got, client) = read.join().unwrap();
+    let (got, client) = read.join().unwrap_or_else(|_| panic!("{}", target.log()));
     assert_eq!(got, old);
     client.logout();
     stop(&cluster, target);
+}
+
+/// Its image cannot be closed, and threads of its client are left.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_target_ends_in_good_order_while_the_cluster_is_silent() {
+    let cluster = CephCluster::start("memstore", 1);
+    cluster.run("rbd create --size 8M rbd/v");
+    let mut target = serve(&cluster, &["--stop-timeout", "1s"]);
+    cluster.script("osd-pause 0");
+    target.terminate();
+    // It waits for the image for 30 s.
+    thread::sleep(Duration::from_secs(31));
+    let code = target.wait();
+    // Nothing was written, but no FLUSH was answered either.
+    assert!(code == Some(0) || code == Some(i32::from(Exit::GaveUp.code())), "{}", target.log());
+    assert!(target.log().contains("an image was not closed"), "{}", target.log());
 }
 
 #[test]

@@ -66,7 +66,9 @@ impl Checkout {
         let name = archive.path().to_str().context("a temporary file with a strange name")?;
         git(&commit.repository, &["archive", "--format=tar", "-o", name, &commit.name])?;
         let mut tar = Command::new("tar");
-        tar.arg("-xf").arg(archive.path()).arg("-C").arg(root);
+        // With the time of now, not of the commit: cargo takes a source that is older than the
+        // earlier build for unchanged, and a commit may be made while its predecessor is built.
+        tar.arg("--touch").arg("-xf").arg(archive.path()).arg("-C").arg(root);
         process::output(&mut tar, LIMIT)?;
         let version = version(&fs::read_to_string(root.join("Cargo.toml"))?)?;
         Ok(Self { root: root.to_owned(), version, time: commit.time })

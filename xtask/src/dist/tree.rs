@@ -16,8 +16,9 @@ use crate::process;
 
 /// Limit on one small program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Who makes the packages.
-pub(crate) const MAINTAINER: &str = "the rblk authors <rblk@users.noreply.github.com>";
+/// The maintainers of the packages. dpkg demands an address, and the project reads no mail:
+/// `.invalid` is the domain that never has a host (RFC 2606).
+pub(crate) const MAINTAINER: &str = "The rblk authors <authors@rblk.invalid>";
 /// The number of the packages of one version.
 pub(crate) const REVISION: &str = "1";
 

@@ -44,19 +44,9 @@ impl QueuePair {
             return self.receive_foreseen(keys, cq, staging, share);
         }
         let mut pieces = [NO_PIECE; MAX_SGE + 1];
-        let mut count = 0;
-        let mut direct = 0;
-        if let Some(body) = self.inbound.body() {
-            let mut sink = [NO_PIECE; MAX_SGE];
-            let left = body.left().min(u32::try_from(*share).unwrap_or(u32::MAX));
-            let Some(parts) = self.sink_pieces(keys, &body, left, &mut sink) else {
-                self.sink_died(&body, cq);
-                return self.state != QpState::Dead;
-            };
-            pieces[..parts].copy_from_slice(&sink[..parts]);
-            count = parts;
-            direct = wide(left);
-        }
+        let Some((count, direct)) = self.body_pieces(keys, cq, &mut pieces, *share) else {
+            return self.state != QpState::Dead;
+        };
         let room = if self.inbound.expects_large() { SMALL_STAGING } else { staging.len() };
         let staging = &mut staging[..room.min(share.saturating_sub(direct))];
         pieces[count] =
@@ -70,16 +60,45 @@ impl QueuePair {
             ControlFlow::Break(more) => return more,
         };
         *share = share.saturating_sub(moved.bytes);
-        let placed = moved.bytes.min(direct);
-        if let Some(body) = self.inbound.progress(placed) {
-            self.body_arrived(&body, cq);
-        }
-        let staged = (moved.bytes - placed).min(staging.len());
+        let staged = self.body_moved(moved, direct, cq).min(staging.len());
         self.parse(&staging[..staged], keys, cq);
         moved.more && self.state != QpState::Dead
     }
 
-    /// What a receive call moved, or, if it moved nothing, whether another call may find more.
+    /// The first pieces of a receive call: the places of the rest of the payload that has begun,
+    /// at most `share` bytes. Returns how many pieces and bytes they are. `None`: their memory was
+    /// deregistered.
+    #[inline(always)]
+    fn body_pieces(
+        &mut self,
+        keys: &KeyTable,
+        cq: &mut SoftCq,
+        pieces: &mut [libc::iovec],
+        share: usize,
+    ) -> Option<(usize, usize)> {
+        let Some(body) = self.inbound.body() else { return Some((0, 0)) };
+        let mut sink = [NO_PIECE; MAX_SGE];
+        let left = body.left().min(u32::try_from(share).unwrap_or(u32::MAX));
+        let Some(parts) = self.sink_pieces(keys, &body, left, &mut sink) else {
+            self.sink_died(&body, cq);
+            return None;
+        };
+        pieces[..parts].copy_from_slice(&sink[..parts]);
+        Some((parts, wide(left)))
+    }
+
+    /// A receive call moved bytes, of which up to the first `direct` ones are payload at its place.
+    /// Returns how many bytes follow them.
+    #[inline(always)]
+    fn body_moved(&mut self, moved: Moved, direct: usize, cq: &mut SoftCq) -> usize {
+        let placed = moved.bytes.min(direct);
+        if let Some(body) = self.inbound.progress(placed) {
+            self.body_arrived(&body, cq);
+        }
+        moved.bytes - placed
+    }
+
+    /// The bytes that a receive call moved; if it moved none, whether another call may find more.
     #[inline]
     fn moved(&mut self, got: io::Result<Moved>, cq: &mut SoftCq) -> ControlFlow<bool, Moved> {
         match got {
@@ -120,22 +139,15 @@ impl QueuePair {
         share: &mut usize,
     ) -> bool {
         let mut pieces = [NO_PIECE; foreseen::PIECES];
-        let (mut count, mut direct, mut reads_behind) = (0, 0, 0);
-        if let Some(body) = self.inbound.body() {
-            let mut sink = [NO_PIECE; MAX_SGE];
-            let left = body.left().min(u32::try_from(*share).unwrap_or(u32::MAX));
-            let Some(parts) = self.sink_pieces(keys, &body, left, &mut sink) else {
-                self.sink_died(&body, cq);
-                return self.state != QpState::Dead;
-            };
-            pieces[..parts].copy_from_slice(&sink[..parts]);
-            (count, direct) = (parts, wide(left));
-            reads_behind = usize::from(matches!(body.sink, Sink::Read { .. }));
-        }
+        let is_read = |body: Body| matches!(body.sink, Sink::Read { .. });
+        let reads_behind = usize::from(self.inbound.body().is_some_and(is_read));
+        let Some((count, direct)) = self.body_pieces(keys, cq, &mut pieces, *share) else {
+            return self.state != QpState::Dead;
+        };
         let room = staging.len().min(share.saturating_sub(direct));
         let mut foreseen = Foreseen::new();
         let reads = (&self.reads_out, &self.sends);
-        count = foreseen.add(reads, keys, (reads_behind, room), &mut pieces, count);
+        let count = foreseen.add(reads, keys, (reads_behind, room), &mut pieces, count);
         let few = self.inbound.expects_large() && foreseen.count() == 0;
         let rest = if few { SMALL_STAGING.min(room) } else { room - foreseen.bytes() };
         pieces[count] = libc::iovec {
@@ -152,17 +164,8 @@ impl QueuePair {
             ControlFlow::Break(more) => return more,
         };
         *share = share.saturating_sub(moved.bytes);
-        let placed = moved.bytes.min(direct);
-        if let Some(body) = self.inbound.progress(placed) {
-            self.body_arrived(&body, cq);
-        }
-        self.foreseen_arrived(
-            &foreseen,
-            (&pieces[..count], staging),
-            moved.bytes - placed,
-            keys,
-            cq,
-        );
+        let left = self.body_moved(moved, direct, cq);
+        self.foreseen_arrived(&foreseen, (&pieces[..count], staging), left, keys, cq);
         moved.more && self.state != QpState::Dead
     }
 

@@ -24,8 +24,10 @@ use crate::verbs::ffi;
 use crate::verbs::nonblocking::set_nonblocking;
 use crate::verbs::qp_state;
 
-/// How often the thread looks whether the device is still there, in milliseconds.
-const LOOK_MS: u16 = 1000;
+/// How often the thread looks whether the device is still there, in milliseconds. A device that is
+/// being removed works until it is given up, so there is no hurry, and every idle mount has such a
+/// thread.
+const LOOK_MS: u16 = 5000;
 
 /// The thread that reads the events of one device.
 #[derive(Debug)]

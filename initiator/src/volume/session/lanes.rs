@@ -144,7 +144,7 @@ impl Lanes<'_> {
         }
         if self.secret.is_some() {
             features = features.or(Features::AUTH);
-            if self.encrypt != Encrypt::Off && caps.encrypts {
+            if self.encrypt != Encrypt::Off && self.device.encrypts() {
                 features = features.or(Features::ENCRYPT);
             }
         }

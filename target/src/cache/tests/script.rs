@@ -16,6 +16,8 @@ pub(super) struct Script {
     done: Vec<OpDone>,
     /// Limit of pending ops; more are refused.
     pub(super) capacity: usize,
+    /// The same for each volume.
+    pub(super) most_of_one: usize,
     /// Number of ops accepted so far.
     pub(super) accepted: usize,
 }
@@ -28,6 +30,7 @@ impl Script {
             pending: Vec::new(),
             done: Vec::new(),
             capacity: usize::MAX,
+            most_of_one: usize::MAX,
             accepted: 0,
         }
     }
@@ -84,7 +87,8 @@ impl Script {
 
 impl Store for Script {
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
-        if self.pending.len() >= self.capacity {
+        let of_one = self.pending.iter().filter(|(other, _)| other.volume == op.volume).count();
+        if self.pending.len() >= self.capacity || of_one >= self.most_of_one {
             return Err(op);
         }
         let (offset, len) = op.kind.range();

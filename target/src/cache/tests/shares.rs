@@ -131,6 +131,21 @@ impl Case {
     }
 }
 
+/// A store has no place for more ops of the stuck volume, and some for those of the other.
+#[test]
+fn a_volume_that_the_store_refuses_keeps_no_other_from_it() {
+    let mut case = shard(256, &[CacheMode::None; 2]);
+    case.shard.store_mut().most_of_one = 1;
+    let stuck: Vec<_> = (0..4).map(|at| case.read_of(STUCK, at * 16 * BLOCK, 4096)).collect();
+    let well: Vec<_> = (0..4).map(|at| case.read_of(WELL, at * 16 * BLOCK, 4096)).collect();
+    case.work();
+    for tag in well {
+        assert!(case.is_answered(tag), "a read waits behind those of the stuck volume");
+        case.got(tag).unwrap();
+    }
+    case.recovers(&stuck, &[], "refused");
+}
+
 /// More requests to the stuck volume than memory allows.
 #[test]
 fn a_stuck_store_has_half_of_the_memory() {

@@ -105,7 +105,7 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
     let lists = lists.or(Features::DATA_FIRST);
-    let encrypts = requires_proof && limits.encrypt != Encrypt::Off && device.caps().encrypts;
+    let encrypts = requires_proof && limits.encrypt != Encrypt::Off && device.encrypts();
     let encrypt = if encrypts { Features::ENCRYPT } else { Features::default() };
     // The trailer of a READ is one more piece to gather.
     let digests = match device.caps().max_sges {
@@ -171,7 +171,7 @@ fn check_encryption(
     if !must || agreed.has(Features::ENCRYPT) {
         return Ok(());
     }
-    let text = if caps.encrypts { NOT_ENCRYPTED } else { CANNOT_ENCRYPT };
+    let text = if device.encrypts() { NOT_ENCRYPTED } else { CANNOT_ENCRYPT };
     Err(ConnectRefusal { reason: RejectReason::NotEncrypted, text: text.to_owned() })
 }
 

@@ -150,9 +150,26 @@ impl Volumes {
         }
     }
 
-    /// The image of a volume is lost: the volume goes, as soon as no other change is under way.
-    pub(super) fn lose(&mut self, volume: VolumeIndex) {
-        self.lost.add(volume);
+    /// The image of a volume is lost: no poll group answers for it, and the volume goes, as soon as
+    /// no other change is under way.
+    pub(super) fn lose(&mut self, volume: VolumeIndex, groups: &mut Groups) {
+        let running: Vec<usize> = groups.running().collect();
+        for group in running.iter().copied() {
+            groups.send(group, ToGroup::Lost(volume));
+        }
+        self.lost.add(volume, running);
+    }
+
+    /// A poll group knows that a volume is lost, or has ended (`None`).
+    pub(super) fn knows_loss(
+        &mut self,
+        group: usize,
+        volume: Option<VolumeIndex>,
+        groups: &mut Groups,
+    ) {
+        for volume in self.lost.knows(group, volume) {
+            (0..groups.len()).for_each(|group| groups.send(group, ToGroup::LetGo(volume)));
+        }
     }
 
     /// Whether a volume with a lost image is still served.

@@ -45,6 +45,7 @@ impl<S: Store> PollGroup<S> {
             }
             ToGroup::Step { ticket, volume, step } => self.take_step(ticket, volume, step),
             ToGroup::Lost(volume) => self.lose(volume),
+            ToGroup::LetGo(volume) => self.state.shard.store_mut().let_go(volume),
             ToGroup::Settle { ticket, volume } => self.settle(ticket, volume),
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);

@@ -168,8 +168,11 @@ pub enum ToGroup {
         step: VolumeStep,
     },
     /// The store of a volume is lost: ends the connections of its hosts, and answers nothing more
-    /// for it. [`VolumeStep::Abandon`] follows.
+    /// for it. The answer is [`FromGroup::KnowsLoss`].
     Lost(VolumeIndex),
+    /// Every poll group knows that the store of a volume is lost: its ops may end, with errors that
+    /// no connection takes to a host. [`VolumeStep::Abandon`] follows.
+    LetGo(VolumeIndex),
     /// Makes durable the data that hosts wrote to a volume so far, while it is served. Several may
     /// run at a time.
     Settle {
@@ -327,6 +330,13 @@ pub enum FromGroup {
         volume: VolumeIndex,
         /// Its store.
         backing: Arc<Backing>,
+    },
+    /// The poll group answers nothing more for a volume with a lost store ([`ToGroup::Lost`]).
+    KnowsLoss {
+        /// The poll group.
+        group: usize,
+        /// The volume.
+        volume: VolumeIndex,
     },
     /// A store began to fail operations. Failures in the next seconds are not reported.
     StoreFailed(StoreFailure),

@@ -149,14 +149,16 @@ impl<S: Store> PollGroup<S> {
         self.steps.under_way = Some((ticket, index, until));
     }
 
-    /// Ends the connections of a volume with a lost store. From here on nothing of it is answered,
-    /// neither from the store nor from the cache.
+    /// Ends the connections of a volume with a lost store. From here on this poll group answers
+    /// nothing of it, neither from the store nor from the cache. Other poll groups may still do so,
+    /// from this one's shard: the ops of the store go on to be held until all know of the loss.
     #[cold]
     pub(super) fn lose(&mut self, volume: VolumeIndex) {
         self.hide(volume);
         self.state.access.lose(volume);
         self.end_those_who_know(volume);
-        self.state.shard.store_mut().let_go(volume);
+        let group = self.state.index;
+        self.state.told.outbox.push(FromGroup::KnowsLoss { group, volume });
     }
 
     /// No command finds a volume any more. The connections of those that waited for its store are

@@ -177,7 +177,12 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// For the functions of librbd.
+    /// The functions of Ceph.
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    /// For the functions of librados and librbd.
     pub(super) fn handle(&self) -> Handle {
         self.handle
     }

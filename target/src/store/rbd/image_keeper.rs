@@ -16,9 +16,10 @@ use rblk_config::ImageName;
 
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
+use super::header_lock::{HeaderLock, LockOwner};
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
-use super::looker::{Looker, lock_owner};
+use super::looker::Looker;
 use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, whole_blocks,
@@ -71,11 +72,36 @@ pub(crate) fn wait_until_closed(at_most: Duration) -> bool {
 /// The step of an open, for an error.
 type Step = Arc<Mutex<&'static str>>;
 
-/// Opens an image and takes its lock, in a new keeper. A snapshot has no lock.
+/// An image that is being opened. The drop has it closed when it is open.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    name: ImageName,
+    step: Step,
+    opened: Receiver<Result<Image, ImageError>>,
+    began: Instant,
+}
+
+impl Opening {
+    /// Waits for the image, at most until [`OPEN_DEADLINE`] after the begin.
+    ///
+    /// # Errors
+    /// [`ImageError`] names the image, the cause and the fix.
+    pub(crate) fn end(self) -> Result<Image, ImageError> {
+        let left = OPEN_DEADLINE.saturating_sub(self.began.elapsed());
+        self.opened.recv_timeout(left).unwrap_or_else(|_| {
+            // The thread closes what it may still open.
+            let what = *self.step.lock().unwrap_or_else(PoisonError::into_inner);
+            let (image, pool) = (self.name.to_string(), self.name.pool);
+            Err(ImageError::NoAnswer { image, pool, what, within: OPEN_DEADLINE })
+        })
+    }
+}
+
+/// Begins to open an image and to take its lock, in a new keeper. A snapshot has no lock.
 ///
 /// # Errors
-/// [`ImageError`] names the image, the cause and the fix, the latest after [`OPEN_DEADLINE`].
-pub(crate) fn open(options: ImageOptions) -> Result<Image, ImageError> {
+/// The libraries of Ceph are missing, or the system has no thread left.
+pub(crate) fn begin_open(options: ImageOptions) -> Result<Opening, ImageError> {
     let library = Library::get()?;
     let step: Step = Arc::new(Mutex::new("connect to it"));
     let (answer, opened) = mpsc::sync_channel(1);
@@ -86,12 +112,7 @@ pub(crate) fn open(options: ImageOptions) -> Result<Image, ImageError> {
         keep(library, &options, &at, &answer);
     });
     spawned.map_err(|source| ImageError::System { image: name.to_string(), source })?;
-    opened.recv_timeout(OPEN_DEADLINE).unwrap_or_else(|_| {
-        // The thread closes what it may still open.
-        let what = *step.lock().unwrap_or_else(PoisonError::into_inner);
-        let (image, pool) = (name.to_string(), name.pool);
-        Err(ImageError::NoAnswer { image, pool, what, within: OPEN_DEADLINE })
-    })
+    Ok(Opening { name, step, opened, began: Instant::now() })
 }
 
 /// The life of a keeper.
@@ -192,23 +213,27 @@ impl Kept {
             errno => fail.at("open the image", errno),
         })?;
         refuse_settings(&image, &fail)?;
-        let (own_address, proven_at) = match name.snap {
+        let id = read_id(&image, &fail)?;
+        let (lock, proven_at) = match name.snap {
             Some(_) => (None, boot_ms()),
             None => {
                 begin("take its exclusive lock");
-                let (address, proven_at) = take_lock(&image, options.lock_wait, &fail)?;
-                (Some(address), proven_at)
+                let lock = HeaderLock::of(&cluster, name, &id);
+                let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
+                let (owner, at) = take_lock((&image, &lock), options.lock_wait, &fail)?;
+                (Some((lock, owner)), at)
             }
         };
         begin("read the image");
-        let facts = read_facts(&image, (&fsid, &pool), options, &fail)?;
+        let facts = read_facts(&image, (&fsid, &pool, &id), options, &fail)?;
+        let own_address = lock.as_ref().map(|(_, owner)| owner.address.clone());
         let facts = ImageFacts { own_address, ..facts };
         let size = measure(&image).map_err(|errno| fail.at("measure it", errno))?;
         whole_blocks(name, size, options.block_size)?;
         let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
         let shared = Arc::new(Shared::new(facts, size));
         shared.proven(proven_at);
-        let looker = Looker::begin(Arc::clone(&shared));
+        let looker = Looker::begin(Arc::clone(&shared), lock);
         let looker =
             looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;
         let (versions, lock) = (library.versions(), shared.facts.own_address.as_deref());
@@ -229,7 +254,14 @@ impl Kept {
         while let Ok(order) = orders.recv() {
             match order {
                 Order::Changed => self.measure(),
-                Order::Resize(to, reply) => drop(reply.send(self.resize(to))),
+                Order::Resize(to, reply) => {
+                    let was = self.shared.size();
+                    let resized = self.resize(to);
+                    if reply.send(resized).is_err() {
+                        // Given up: the volume stays as it was, or is lost.
+                        self.shared.set_size(was);
+                    }
+                }
                 Order::MayFence(reply) => drop(reply.send(self.may_fence())),
                 Order::Close => break,
             }
@@ -320,26 +352,29 @@ fn open_in(library: &'static Library, pool: &Pool, name: &ImageName) -> Result<O
     checked(opened).map(|_| OpenImage { library, handle })
 }
 
+fn read_id(image: &OpenImage, fail: &Failing<'_>) -> Result<String, ImageError> {
+    let id = read_text(|buffer: *mut c_char, len| {
+        // SAFETY: an open image; the call writes at most `len` bytes into the buffer.
+        unsafe { (image.library.rbd_get_id)(image.handle, buffer, len) }
+    });
+    id.map_err(|errno| fail.at("read its id", errno))
+}
+
 fn read_facts(
     image: &OpenImage,
-    (fsid, pool): (&str, &Pool),
+    (fsid, pool, id): (&str, &Pool, &str),
     options: &ImageOptions,
     fail: &Failing<'_>,
 ) -> Result<ImageFacts, ImageError> {
     let OpenImage { library, handle } = *image;
     let name = &options.name;
-    let id = read_text(|buffer: *mut c_char, len| {
-        // SAFETY: the call writes at most `len` bytes into the buffer.
-        unsafe { (library.rbd_get_id)(handle, buffer, len) }
-    });
-    let id = id.map_err(|errno| fail.at("read its id", errno))?;
     let snap = name.snap.as_deref().map(|snap| {
         let (snap, mut number) = (text(snap), 0);
         // SAFETY: the name lives as long as the call, which writes the number.
         let read = unsafe { (library.rbd_snap_get_id)(handle, snap.as_ptr(), &raw mut number) };
         checked(read).map(|_| number).map_err(|errno| fail.at("read its snapshot", errno))
     });
-    let identity = identity_of(fsid, pool.id(), &name.namespace, &id, snap.transpose()?);
+    let identity = identity_of(fsid, pool.id(), &name.namespace, id, snap.transpose()?);
     let (name, block_size) = (name.clone(), options.block_size);
     Ok(ImageFacts { library, handle, name, block_size, identity, own_address: None })
 }
@@ -367,13 +402,13 @@ fn watch(image: &OpenImage, orders: Sender<Order>) -> Result<Watch, Errno> {
     }
 }
 
-/// Takes the exclusive lock. Returns the address by which the cluster names this client, and a
-/// moment at which it had the lock, by [`boot_ms`].
+/// Takes the exclusive lock. Returns this client as its owner, and a moment at which it had the
+/// lock, by [`boot_ms`].
 fn take_lock(
-    image: &OpenImage,
+    (image, lock): (&OpenImage, &HeaderLock),
     wait: Duration,
     fail: &Failing<'_>,
-) -> Result<(String, u64), ImageError> {
+) -> Result<(LockOwner, u64), ImageError> {
     const WHAT: &str = "take its exclusive lock";
     let OpenImage { library, handle } = *image;
     let mut features = 0;
@@ -392,14 +427,14 @@ fn take_lock(
             Err(errno) => return Err(fail.at(WHAT, errno)),
         }
         if Instant::now() >= deadline {
-            let owner = lock_owner(library, handle).ok().flatten();
+            let owner = lock.owner().ok().flatten().map(|owner| owner.address);
             let owner = owner.unwrap_or_else(|| "an unknown address".to_owned());
             return Err(ImageError::Locked { image: fail.name.to_string(), owner });
         }
         thread::sleep(LOCK_RETRY);
     }
     let began = boot_ms();
-    let owner = lock_owner(library, handle).map_err(|errno| fail.at(WHAT, errno))?;
+    let owner = lock.owner().map_err(|errno| fail.at(WHAT, errno))?;
     owner.map(|owner| (owner, began)).ok_or_else(|| fail.at(WHAT, Errno::ENOLCK))
 }
 

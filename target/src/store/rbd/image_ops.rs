@@ -20,6 +20,7 @@ use super::cluster::checked;
 use super::ended_ops::{CallArgument, Completions, Ended, on_completion};
 use super::library::{Handle, Library, ZEROES_THICK};
 use super::open_image::{Image, Shared};
+use super::place_shares::PlaceShares;
 use crate::store::syncs::Door;
 use crate::store::uring::{Counters, IoVecs};
 use crate::store::{Op, OpDone, OpKind, OpToken, Segment, refusal};
@@ -66,6 +67,7 @@ pub(in crate::store) struct ImageOps {
     // Made for the first volume.
     places: Box<[Place]>,
     free: Vec<u32>,
+    shares: PlaceShares,
     // Requests at librbd.
     under_way: u32,
     // Ops of lost images.
@@ -82,6 +84,7 @@ impl ImageOps {
             capacity,
             places: Box::default(),
             free: Vec::new(),
+            shares: PlaceShares::of(wide(capacity)),
             under_way: 0,
             held: Vec::new(),
             completions: Arc::new(Completions::new(capacity, door)),
@@ -112,6 +115,7 @@ impl ImageOps {
             self.volumes.resize_with(at + 1, || None);
         }
         self.volumes[at] = Some(ImageVolume { image, ops: 0, is_let_go: false, is_silent: false });
+        self.share_anew();
     }
 
     /// Removes a volume without ops.
@@ -119,6 +123,11 @@ impl ImageOps {
         if let Some(place) = self.volumes.get_mut(usize::from(volume.0)) {
             *place = None;
         }
+        self.share_anew();
+    }
+
+    fn share_anew(&mut self) {
+        self.shares.share_anew(self.volumes.iter().flatten().map(|volume| volume.ops));
     }
 
     /// Whether there is or was a volume.
@@ -165,8 +174,8 @@ impl ImageOps {
         self.completions.wake_up();
     }
 
-    /// Takes an op, or gives it back when there is no place. Out of line, so that the path of files
-    /// stays as short as it was.
+    /// Takes an op, or gives it back when there is no place for its image. Out of line, so that the
+    /// path of files stays as short as it was.
     #[inline(never)]
     pub(in crate::store) fn submit(
         &mut self,
@@ -184,7 +193,9 @@ impl ImageOps {
             done.push(OpDone { token: op.token, result });
             return Ok(());
         };
-        let Some(index) = self.free.pop() else { return Err(op) };
+        let has_room = self.shares.has_room(volume.ops);
+        let Some(index) = self.free.pop_if(|_| has_room) else { return Err(op) };
+        self.shares.began(volume.ops);
         volume.ops += 1;
         volume.image.shared().begun.fetch_add(1, Ordering::Relaxed);
         let place = &mut self.places[wide(index)];
@@ -335,6 +346,7 @@ impl ImageOps {
         let op = place.op;
         self.free.push(index);
         if let Some(Some(volume)) = self.volumes.get_mut(usize::from(op.volume.0)) {
+            self.shares.ended(volume.ops);
             volume.ops -= 1;
             volume.image.shared().ended.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,7 +1,8 @@
 //! [`Library`]: the functions of librados and librbd that rblk calls.
 //!
 //! The libraries are loaded when the first image is opened, so programs run and link without Ceph.
-//! The table is made once, and stays: a thread of librados may run until the process ends.
+//! The table is made once, and stays: a thread of librados may run until the process ends. Then the
+//! process ends without the destructors of the libraries ([`end_without_destructors`]).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -79,6 +80,11 @@ functions! {
     rados: fn rados_ioctx_destroy(Handle);
     rados: fn rados_ioctx_set_namespace(Handle, *const c_char);
     rados: fn rados_ioctx_get_id(Handle) -> i64;
+    rados: fn rados_list_lockers(
+        Handle, *const c_char, *const c_char, *mut c_int,
+        *mut c_char, *mut usize, *mut c_char, *mut usize,
+        *mut c_char, *mut usize, *mut c_char, *mut usize
+    ) -> isize;
     rbd: fn rbd_version(*mut c_int, *mut c_int, *mut c_int);
     rbd: fn rbd_open(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd: fn rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
@@ -92,8 +98,6 @@ functions! {
     rbd: fn rbd_config_image_list_cleanup(*mut ImageSetting, c_int);
     rbd: fn rbd_lock_acquire(Handle, c_int) -> c_int;
     rbd: fn rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
-    rbd: fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
-    rbd: fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
     rbd: fn rbd_update_watch(Handle, *mut u64, UpdateCall, *mut c_void) -> c_int;
     rbd: fn rbd_update_unwatch(Handle, u64) -> c_int;
     rbd: fn rbd_aio_create_completion(*mut c_void, CompletionCall, *mut Handle) -> c_int;
@@ -122,6 +126,7 @@ impl Library {
         }
         let (rados, rbd) = (Loaded::open(RADOS)?, Loaded::open(RBD)?);
         let library: &'static Self = Box::leak(Box::new(Self::of(&rados, &rbd)?));
+        end_without_destructors();
         Ok(known.insert(library))
     }
 
@@ -135,6 +140,27 @@ impl Library {
             format!("{major}.{minor}.{extra}")
         };
         format!("librados {}, librbd {}", of(self.rados_version), of(self.rbd_version))
+    }
+}
+
+/// From now on the process ends without the destructors of Ceph's libraries: a client of a cluster
+/// that does not answer may still have threads then, which use what the destructors free.
+fn end_without_destructors() {
+    type OnExit =
+        unsafe extern "C" fn(unsafe extern "C" fn(c_int, *mut c_void), *mut c_void) -> c_int;
+    unsafe extern "C" fn end(status: c_int, _: *mut c_void) {
+        // SAFETY: the process ends here. The Rust runtime has flushed its output.
+        unsafe { libc::_exit(status) }
+    }
+    // SAFETY: a name that ends with a zero. It is looked up, since only the GNU C library has it.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"on_exit".as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: the function of that name has this type (stdlib.h). What is registered last runs
+        // first, so this runs before the destructors of the libraries, which are loaded by now.
+        unsafe {
+            let on_exit = std::mem::transmute::<*mut c_void, OnExit>(found);
+            on_exit(end, std::ptr::null_mut());
+        }
     }
 }
 

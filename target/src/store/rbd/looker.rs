@@ -5,25 +5,24 @@
 //! may take as long as the cluster cannot be reached; meanwhile nothing proves the lock
 //! ([`Shared::is_silent`]).
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use std::{io, ptr};
 
 use nix::errno::Errno;
 
 use super::cluster::checked;
+use super::header_lock::{HeaderLock, LockOwner};
 use super::library::{Handle, Library};
 use super::lock_look::{LockLooks, Verdict};
 use super::open_image::{Shared, boot_ms};
 
 /// Time between two looks at the lock.
 const LOOK: Duration = Duration::from_secs(1);
-/// Most owners of a lock.
-const OWNERS_MOST: usize = 8;
 
 /// See the module. The drop ends the thread, and waits for the look under way.
 #[derive(Debug)]
@@ -34,11 +33,15 @@ pub(super) struct Looker {
 }
 
 impl Looker {
-    /// Begins to look after an open image. The image must not close before the looker has ended.
-    pub(super) fn begin(shared: Arc<Shared>) -> io::Result<Self> {
+    /// Begins to look after an open image, and after its lock, which had this owner when it was
+    /// taken. The image must not close before the looker has ended.
+    pub(super) fn begin(
+        shared: Arc<Shared>,
+        lock: Option<(HeaderLock, LockOwner)>,
+    ) -> io::Result<Self> {
         let (order, end) = mpsc::channel();
         let thread = thread::Builder::new().name("rblk-lock".to_owned());
-        let thread = thread.spawn(move || look_until(&end, &shared))?;
+        let thread = thread.spawn(move || look_until(&end, &shared, lock))?;
         Ok(Self { order: Some(order), thread: Some(thread) })
     }
 }
@@ -51,11 +54,14 @@ impl Drop for Looker {
     }
 }
 
-fn look_until(end: &Receiver<()>, shared: &Shared) {
-    let (mut looks, mut ended) = (LockLooks::default(), 0);
+fn look_until(end: &Receiver<()>, shared: &Shared, lock: Option<(HeaderLock, LockOwner)>) {
+    let mut lock = lock.map(|(lock, owner)| (lock, LockLooks::since(owner)));
+    let mut ended = 0;
     while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
         ended = look_at_ops(shared, ended);
-        look_at_lock(shared, &mut looks);
+        if let Some((lock, looks)) = lock.as_mut().filter(|_| !shared.is_lost()) {
+            look_at_lock(shared, lock, looks);
+        }
     }
 }
 
@@ -71,15 +77,13 @@ fn look_at_ops(shared: &Shared, last: u64) -> u64 {
     ended
 }
 
-fn look_at_lock(shared: &Shared, looks: &mut LockLooks) {
-    let own = shared.facts.own_address.as_ref();
-    let Some(own) = own.filter(|_| !shared.is_lost()) else { return };
+fn look_at_lock(shared: &Shared, lock: &HeaderLock, looks: &mut LockLooks) {
     let (library, image) = (shared.facts.library, shared.facts.handle);
     shared.asked_at.store(shared.now_ms(), Ordering::Relaxed);
     let began = boot_ms();
-    let (owner, is_owner) = (lock_owner(library, image), is_owner(library, image));
+    let (owner, is_owner) = (lock.owner(), is_owner(library, image));
     shared.asked_at.store(0, Ordering::Relaxed);
-    let (verdict, news) = looks.judge(own, owner, is_owner);
+    let (verdict, news) = looks.judge(owner, is_owner);
     if let Some(errno) = news {
         tracing::warn!(image = %shared.facts.name, %errno, "cannot read the owner of a lock");
     }
@@ -89,28 +93,6 @@ fn look_at_lock(shared: &Shared, looks: &mut LockLooks) {
         Verdict::Fenced => shared.lose_by_fence(),
         Verdict::Lost(why) => shared.lose(&why),
     }
-}
-
-/// The address of the owner of the lock, as the cluster has it now.
-pub(super) fn lock_owner(library: &Library, handle: Handle) -> Result<Option<String>, Errno> {
-    let (mut mode, mut count): (c_int, usize) = (0, OWNERS_MOST);
-    let mut owners = [ptr::null_mut::<c_char>(); OWNERS_MOST];
-    // SAFETY: an open image; the list has room for as many texts as `count` says.
-    let read = unsafe {
-        (library.rbd_lock_get_owners)(handle, &raw mut mode, owners.as_mut_ptr(), &raw mut count)
-    };
-    match checked(read) {
-        Ok(_) => {}
-        Err(Errno::ENOENT) => return Ok(None),
-        Err(errno) => return Err(errno),
-    }
-    let first = owners.first().filter(|owner| count > 0 && !owner.is_null()).map(|owner| {
-        // SAFETY: a text that the call made, which ends with a zero.
-        unsafe { std::ffi::CStr::from_ptr(*owner) }.to_string_lossy().into_owned()
-    });
-    // SAFETY: the texts that the call made, which nothing uses any more.
-    unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
-    Ok(first)
 }
 
 /// Whether librbd believes that this client has the lock.

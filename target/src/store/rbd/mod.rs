@@ -3,9 +3,9 @@
 //! - [`open_image`]: [`Image`](open_image::Image), an open image: its size, its loss. Control has
 //!   it, and the stores of all poll groups share it.
 //! - [`image_keeper`]: the thread of an image. It makes the calls that may block. [`looker`]: the
-//!   thread that looks after the lock.
+//!   thread that looks after the lock, [`header_lock`]; [`lock_look`]: the verdict of a look.
 //! - [`image_ops`]: the ops of one poll group at its images, and [`ended_ops`], the queue by which
-//!   threads of librbd end them.
+//!   threads of librbd end them; [`place_shares`] bounds the ops of each image.
 //! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries;
 //!   [`needed_setting`]: the settings without which an image is refused.
 //!
@@ -26,6 +26,7 @@
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
+mod header_lock;
 mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
@@ -34,8 +35,9 @@ mod lock_look;
 mod looker;
 mod needed_setting;
 pub(crate) mod open_image;
+mod place_shares;
 
 pub(crate) use cluster::ClusterPlace;
 pub(crate) use error::ImageError;
-pub(crate) use image_keeper::{CLOSE_WAIT, open, wait_until_closed};
+pub(crate) use image_keeper::{CLOSE_WAIT, Opening, begin_open, wait_until_closed};
 pub(crate) use open_image::ImageOptions;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,11 @@ const STALL: Duration = Duration::from_secs(5);
 /// How long after the last proof of the lock the volume is still served. Another client can break
 /// the lock of one that the cluster has not heard of for 30 s.
 const PROVEN: Duration = Duration::from_secs(10);
+
+/// How long a resize that makes an image longer may take.
+const GROWTH_DEADLINE: Duration = Duration::from_secs(60);
+/// Time between two looks for the loss of an image during a resize.
+const LOSS_STEP: Duration = Duration::from_millis(100);
 
 /// How to open an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -166,11 +171,11 @@ impl Shared {
         self.proven_at.store(began, Ordering::Relaxed);
     }
 
-    /// Whether the cluster has been silent for so long that another client may have the image: its
-    /// volume answers nothing, neither from the store nor from a cache. A lost image is not silent.
+    /// Whether another client may have the image, since the cluster has been silent for so long, or
+    /// has it: the volume answers nothing, neither from the store nor from a cache.
     pub(super) fn is_silent(&self) -> bool {
         let since = self.proven_at.load(Ordering::Relaxed);
-        self.facts.own_address.is_some() && is_stale(since, boot_ms()) && !self.is_lost()
+        self.is_lost() || (self.facts.own_address.is_some() && is_stale(since, boot_ms()))
     }
 
     fn stalled_for(&self) -> Option<Duration> {
@@ -253,18 +258,37 @@ impl Image {
     }
 
     /// Sets the size in force, and makes the image as long, if it is another one. Blocks as long as
-    /// the cluster does.
+    /// the cluster does, until the image is lost. But an image that becomes longer is given up
+    /// after [`GROWTH_DEADLINE`]: it may become longer later, and nothing uses the bytes.
     ///
     /// # Errors
-    /// The cluster refuses, or the image is a snapshot and too short.
+    /// The cluster refuses or does not answer, the image is lost, or it is a snapshot and too
+    /// short.
     pub(crate) fn resize(&self, to: u64) -> Result<(), ImageError> {
-        let (reply, answer) = mpsc::sync_channel(1);
+        let (reply, answer) = mpsc::sync_channel(0);
+        let began = Instant::now();
+        let grows = to > self.size_bytes();
         // The keeper lives as long as the image.
         let _ = self.keeper.send(Order::Resize(to, reply));
-        answer.recv().unwrap_or_else(|_| {
-            let image = self.name();
-            Err(ImageError::Lost { image, why: "its keeper has ended".to_owned() })
-        })
+        loop {
+            match answer.recv_timeout(LOSS_STEP) {
+                Ok(resized) => return resized,
+                Err(RecvTimeoutError::Disconnected) => return self.lost("its keeper has ended"),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some(why) = self.shared.loss.get() {
+                return self.lost(why);
+            }
+            if grows && began.elapsed() > GROWTH_DEADLINE {
+                let (image, pool) = (self.name(), self.shared.facts.name.pool.clone());
+                let (what, within) = ("make it longer", GROWTH_DEADLINE);
+                return Err(ImageError::NoAnswer { image, pool, what, within });
+            }
+        }
+    }
+
+    fn lost<T>(&self, why: &str) -> Result<T, ImageError> {
+        Err(ImageError::Lost { image: self.name(), why: why.to_owned() })
     }
 
     /// Whether this client may fence a dead owner of the lock, as it must after the crash of a

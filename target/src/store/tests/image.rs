@@ -4,16 +4,20 @@
 //! `tests/src/lab/ceph-cluster.sh`.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use rblk_config::TargetConfig;
 use rblk_operate::target::store_fault::StoreFaultKind;
+use rblk_protocol::Name;
 
 use super::model::{BLOCKS, Kind, compare, rounds};
 use super::*;
-use crate::store::rbd::{ClusterPlace, ImageError, ImageOptions, wait_until_closed};
+use crate::pool::opening::open_right_ones;
+use crate::store::rbd::{ClusterPlace, ImageError, ImageOptions, Opening, wait_until_closed};
 
 use proptest::prelude::*;
 
@@ -23,15 +27,25 @@ const NEEDS: &str = "install ceph-mon, ceph-osd, ceph-common and librbd1";
 struct Cluster {
     directory: TempDir,
     port: u16,
+    store: &'static str,
+    osds: u16,
 }
 
 impl Cluster {
     fn start() -> Self {
+        Self::of(1)
+    }
+
+    fn of(osds: u16) -> Self {
+        Self::stored_by("memstore", osds)
+    }
+
+    fn stored_by(store: &'static str, osds: u16) -> Self {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         // Below the ports that the system gives to clients.
         let place = u16::try_from(std::process::id() % 16).unwrap();
-        let port = 10_000 + place * 512 + NEXT.fetch_add(1, Ordering::Relaxed) * 64;
-        let cluster = Self { directory: tempfile::tempdir().unwrap(), port };
+        let port = 10_000 + place * 512 + NEXT.fetch_add(1, Ordering::Relaxed) % 8 * 64;
+        let cluster = Self { directory: tempfile::tempdir().unwrap(), port, store, osds };
         cluster.script("start");
         cluster
     }
@@ -40,7 +54,9 @@ impl Cluster {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/src/lab/ceph-cluster.sh");
         let mut command = Command::new("timeout");
         command.arg("120").arg(script).arg(self.directory.path()).args(what.split(' '));
-        let output = command.env("PORT", self.port.to_string()).output().expect(NEEDS);
+        command.env("PORT", self.port.to_string()).env("OSDS", self.osds.to_string());
+        command.env("STORE", self.store);
+        let output = command.output().expect(NEEDS);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{NEEDS}; {what}: {said}");
     }
@@ -74,7 +90,7 @@ impl Cluster {
     }
 
     fn open(&self, name: &str) -> Result<Arc<Image>, ImageError> {
-        rbd::open(self.options(name)).map(Arc::new)
+        open(self.options(name)).map(Arc::new)
     }
 
     /// A new image of so many KiB.
@@ -88,6 +104,10 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.script("stop");
     }
+}
+
+fn open(options: ImageOptions) -> Result<Image, ImageError> {
+    rbd::begin_open(options).and_then(Opening::end)
 }
 
 fn store_of(region: &Arc<Region>, image: &Arc<Image>) -> UringStore {
@@ -306,13 +326,94 @@ fn with_ceph_a_silent_cluster_is_told_within_seconds_even_without_ops() {
     assert_eq!(store.next_silence(), None);
 }
 
+/// The OSD of the image's header answers, and one that the resize needs does not.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_resize_that_waits_ends_with_the_loss_of_its_image() {
+    let cluster = Cluster::of(2);
+    cluster.run("ceph osd pool set rbd size 1 --yes-i-really-mean-it");
+    let region = region(2 * MIB);
+    let image = cluster.image("rbd/v", 64 << 10);
+    let mut store = store_of(&region, &image);
+    for object in 0..16 {
+        assert_eq!(store.run_one(write(object << 22, 0, 4096)), Ok(4096));
+    }
+    let info = cluster.run("rbd info rbd/v");
+    let id = info.lines().find_map(|line| line.trim().strip_prefix("id: ")).unwrap();
+    let header = cluster.run(&format!("ceph osd map rbd rbd_header.{id}"));
+    let locks = cluster.run("rbd lock ls rbd/v");
+    let owner = locks.lines().last().unwrap().split_whitespace().last().unwrap();
+    let other = if header.contains("p0)") { 1 } else { 0 };
+    cluster.script(&format!("osd-pause {other}"));
+    let resizes = Arc::clone(&image);
+    let resize = thread::spawn(move || resizes.resize(MIB as u64));
+    thread::sleep(Duration::from_secs(3));
+    assert!(!resize.is_finished(), "it needs no object of osd.{other}");
+    cluster.run(&format!("ceph osd blocklist add {owner}"));
+    let text = resize.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("has fenced this target"), "{text}");
+    cluster.script(&format!("osd-continue {other}"));
+}
+
+/// A watch lives on at an OSD that dies for longer than a watch lives without news of its client.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_an_osd_that_dies_for_long_takes_no_image() {
+    let cluster = Cluster::stored_by("bluestore", 1);
+    let region = region(2 * MIB);
+    let image = cluster.image("rbd/v", 1024);
+    let mut store = store_of(&region, &image);
+    assert_eq!(store.run_one(write(0, 0, 4096)), Ok(4096));
+    cluster.script("osd-kill");
+    store.start(1, &write(0, 0, 4096)).unwrap();
+    assert_eq!(work_for(&mut store, Duration::from_secs(40)), []);
+    cluster.script("osd-start");
+    let (until, mut done) = (Instant::now() + Duration::from_secs(40), Vec::new());
+    while done.is_empty() {
+        assert!(Instant::now() < until, "the write never ended: {:?}", image.look());
+        done = work_for(&mut store, Duration::from_millis(200));
+    }
+    assert_eq!(done, [OpDone { token: OpToken(1), result: Ok(4096) }]);
+    thread::sleep(Duration::from_secs(5));
+    assert!(image.look().is_none(), "{:?}", image.look());
+}
+
+/// Images of a cluster that does not answer take one deadline, and not one each.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_images_are_opened_side_by_side() {
+    let (well, stalled) = (Cluster::start(), Cluster::start());
+    for (cluster, name) in [(&stalled, "rbd/a"), (&stalled, "rbd/b"), (&well, "rbd/c")] {
+        cluster.run(&format!("rbd create --size 1M {name}"));
+    }
+    let volume = |cluster: &Cluster, name: &str| {
+        let conf = cluster.conf();
+        let (image, conf) = (format!("rbd/{name}"), conf.display());
+        format!(
+            "[[volume]]\nname = '{name}'\nstore = 'rbd'\nimage = '{image}'\nceph_conf = '{conf}'\n"
+        )
+    };
+    let volumes = [volume(&stalled, "a"), volume(&stalled, "b"), volume(&well, "c")].concat();
+    let text = format!("listen = ['tcp://127.0.0.1']\n{volumes}");
+    let config = TargetConfig::parse(&text, "test").unwrap();
+    stalled.script("osd-pause");
+    let began = Instant::now();
+    let name = Name::new("test").unwrap();
+    let (opened, away) = open_right_ones(&config, &name, HashMap::new()).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(90), "{:?}", began.elapsed());
+    stalled.script("osd-continue");
+    let opened: Vec<&str> = opened.iter().map(|one| one.volume.name.as_str()).collect();
+    let away: Vec<&str> = away.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!((opened, away), (vec!["c"], vec!["a", "b"]));
+}
+
 #[test]
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_each_reason_why_an_image_cannot_be_opened_is_named() {
     let cluster = Cluster::start();
     let image = cluster.image("rbd/v", 1024);
     let refused = |options: ImageOptions, pieces: &[&str]| {
-        let text = rbd::open(options).map(drop).unwrap_err().to_string();
+        let text = open(options).map(drop).unwrap_err().to_string();
         println!("{text}");
         for piece in pieces {
             assert!(text.contains(piece), "{piece:?} is not in: {text}");

@@ -466,15 +466,18 @@ fn no_volume(volume: VolumeIndex) -> Errno {
 
 impl Store for UringStore {
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
-        if self.ops.active() + self.done.len() >= self.ops.capacity() {
-            return Err(op);
-        }
         let region = &self.memory.region;
         let volume = self.volumes.get_mut(usize::from(op.volume.0)).and_then(Option::as_mut);
         let Some(volume) = volume else {
             // On an image, or nowhere.
+            if self.done.len() >= self.done.capacity() {
+                return Err(op);
+            }
             return self.images.submit(op, memory, (&mut self.done, &mut self.counters));
         };
+        if self.ops.active() + self.done.len() >= self.ops.capacity() {
+            return Err(op);
+        }
         let backing = Some(volume.backing.as_ref());
         if let Some(result) = refusal(backing, region.len(), &op.kind, memory) {
             self.record(&op, result);

@@ -35,7 +35,7 @@ use rblk_target::data::connection::SpareMemory;
 use rblk_target::data::poll_group::{FromGroup, SettleTicket};
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
-use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 
 use changing::Changing;
 use destroying::Destroys;
@@ -162,6 +162,7 @@ pub struct Rig<S> {
     gone: Vec<Gone>,
     admin: Vec<AdminCommand>,
     lost_writes: bool,
+    losses_known: Vec<(usize, VolumeIndex)>,
     settled: Vec<(SettleTicket, Result<(), String>)>,
     changing: Changing,
     fingerprint: u64,
@@ -228,6 +229,7 @@ impl<S: Store> Rig<S> {
             gone: Vec::new(),
             admin: Vec::new(),
             lost_writes: false,
+            losses_known: Vec::new(),
             settled: Vec::new(),
             changing: Changing::default(),
             fingerprint: options.seed,

@@ -585,6 +585,7 @@ impl<S: Store> Rig<S> {
                 self.groups[group].cqs[place].news.gone += 1;
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,
+            FromGroup::KnowsLoss { group, volume } => self.losses_known.push((group, volume)),
             FromGroup::StoreFailed(_)
             | FromGroup::SlowIo { .. }
             | FromGroup::Refused { .. }
@@ -609,6 +610,11 @@ impl<S: Store> Rig<S> {
     /// The answers of the poll groups to [`ToGroup::Settle`] since the last call.
     pub fn take_settled(&mut self) -> Vec<(SettleTicket, Result<(), String>)> {
         std::mem::take(&mut self.settled)
+    }
+
+    /// The poll groups that answered [`ToGroup::Lost`] since the last call, and the volumes.
+    pub fn take_losses_known(&mut self) -> Vec<(usize, VolumeIndex)> {
+        std::mem::take(&mut self.losses_known)
     }
 
     /// Whether a poll group has reported since the last call that acknowledged writes may be lost.

@@ -197,7 +197,6 @@ const STEPS: &[Step] = &[
     step("let signals wake it", "socketpair", 1),
     step("take signals that end it", "signalfd4", 1),
     step("take the signal that reloads", "signalfd4", 2),
-    step("listen", "listen", 1),
     step("lock the first store", "flock", 1),
     step("ask whether the first store has holes", "fallocate", 1),
     step("lock the second store", "flock", 2),

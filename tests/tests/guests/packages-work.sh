@@ -1,0 +1,476 @@
+#!/bin/bash
+# The work of a host that systemd boots, for the test `packages`: what an administrator does with the packages, from the
+# installation to their purge, over four boots. `guest: please ...` asks the test for the target on its machine.
+#
+# On this host are both ends: a target, and the mounts `data` (of docs/install.md) and `scratch` of its volumes. The mount
+# `far` has its target outside, which comes late and dies when the test likes.
+set -uE
+export DEBIAN_FRONTEND=noninteractive
+state=/var/lib/packages-work
+mkdir -p $state
+cd /root || exit 1
+exec 3>&1
+
+say() { echo "guest: $*"; }
+die() {
+    trap - ERR
+    exec 1>&3
+    say "fault: $*"
+    systemctl --no-pager --failed
+    journalctl --no-pager -b -n 120 -o short-monotonic
+    say "failed: $*"
+    sleep 2 # The console is slow.
+    systemctl --force --force poweroff
+    exit 1
+}
+trap 'die "line $LINENO: $BASH_COMMAND"' ERR
+# show COMMAND...: as it looks.
+show() {
+    echo "# $*"
+    "$@" 2>&1 | cat
+}
+# must COMMAND...: shown, and it works.
+must() {
+    echo "# $*"
+    "$@" || die "$*: $?"
+}
+# within SECONDS COMMAND...: the command works in that time.
+within() {
+    local most=$1 end
+    shift
+    end=$((SECONDS + most))
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || die "not within $most s: $*"
+        sleep 1
+    done
+}
+word() { sed -n "s/.*\<$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
+
+# The words of docs/install.md.
+known() {
+    local text=$1
+    case $text in *@TARGET_KEY@*) text=${text//@TARGET_KEY@/$(rblk-target key show)} ;; esac
+    case $text in *@HOST_KEY@*) text=${text//@HOST_KEY@/$(rblk-initiator key show)} ;; esac
+    printf '%s' "$text"
+}
+step() {
+    local typed
+    typed=$(known "$1")
+    [ -z "$typed" ] || must bash -c "$typed"
+}
+file() {
+    echo "# write $1"
+    mkdir -p "$(dirname "$1")"
+    known "$2" >"$1"
+}
+line() {
+    echo "# add to $1: $2"
+    echo "$2" >>"$1"
+}
+
+pid() { systemctl show -P MainPID "$1"; }
+state_of() { rblk-initiator status "$1" --output json | sed -n 's/.*"state": *"\([^"]*\)".*/\1/p' | head -1; }
+process_of() { rblk-initiator status "$1" --output json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -1; }
+is() { [ "$(state_of "$1")" = "$2" ]; }
+on() { [ "$(systemctl is-active "$1")" = active ]; }
+# disk VOLUME: the disk of a volume. A mount that is ready has a disk; udev names it a moment later.
+disk() {
+    udevadm settle
+    readlink -e "/dev/rblk/"*"/$1"
+}
+# Everything of this host that a package may have made, but logs, caches and the book of dpkg.
+inventory() {
+    find / -xdev \( -path /packages -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/apt \
+        -o -path /var/lib/systemd -o -path /var/lib/containers -o -path $state -o -path /root -o -path /tmp -o -path /var/tmp \) -prune -o -print
+    find /run /dev -name '*rblk*' -not -path '/run/systemd/*'
+    getent passwd | cut -d: -f1 | sed 's/^/user /'
+    getent group | cut -d: -f1 | sed 's/^/group /'
+    systemctl list-unit-files --no-legend | awk '{ print "unit", $1, $2 }'
+}
+# The secrets and records that removing keeps.
+kept() { sha256sum /etc/rblk/target.key /etc/rblk/host.key /etc/rblk/target.toml /etc/rblk/target.d/* /etc/rblk/mounts.d/*; }
+# The data is what was written and synced.
+verify() { (cd "$1" && must sha256sum -c --quiet sums); }
+fill() {
+    for n in 1 2 3; do
+        head -c 2000000 /dev/urandom >"$1/f$n"
+    done
+    (cd "$1" && sha256sum f? >sums)
+    sync -f "$1"
+}
+
+# typed HOST COMMAND: a command of the walk-through, at a host that is a namespace of the network.
+typed() {
+    commands=$((commands + 1))
+    echo "$1# $2"
+    case $2 in
+    *serve*)
+        nsenter --net=/run/netns/"$1" bash -c "exec $2" 2>/run/served &
+        served=$!
+        ;;
+    *) nsenter --net=/run/netns/"$1" bash -c "$2" || die "$2: $?" ;;
+    esac
+}
+# walk: the first five minutes of README.md, with two namespaces as the hosts.
+walk() {
+    local commands=0 served host key
+    for host in store1 client1; do
+        ip netns add $host
+        ip -n $host link set lo up
+    done
+    ip link add to1 netns store1 type veth peer name to1 netns client1
+    ip -n store1 addr add 192.0.2.1/24 dev to1
+    ip -n client1 addr add 192.0.2.2/24 dev to1
+    for host in store1 client1; do ip -n $host link set to1 up; done
+    SECONDS=0
+    typed store1 "apt-get install -y -qq /packages/1/rblk-target_*.deb"
+    typed client1 "apt-get install -y -qq /packages/1/rblk-initiator_*.deb"
+    # The two keys, which the packages have printed.
+    key=$(rblk-initiator key show)
+    typed store1 "truncate -s 64G /srv/walk.img"
+    typed store1 "rblk-target serve --file vol0=/srv/walk.img --host client1=$key"
+    typed client1 "modprobe ublk_drv"
+    within 30 rblk-target status
+    key=$(rblk-target key show)
+    typed client1 "rblk-initiator mount tcp://192.0.2.1 vol0 --target-key $key"
+    typed client1 "mkfs.ext4 -q -L data /dev/ublkb0"
+    typed client1 "mount /dev/ublkb0 /mnt"
+    say "walk: $commands commands, $SECONDS s"
+    df -h /mnt
+    findmnt /mnt
+    show rblk-initiator list
+    fill /mnt
+    umount /mnt
+    must rblk-initiator umount vol0
+    must rblk-target drain
+    wait $served
+    ip netns del store1
+    ip netns del client1
+    rm -rf /srv/walk.img /var/lib/rblk/*
+}
+
+install() {
+    inventory | sort >$state/before
+    walk
+    must apt-get install -y -qq /packages/1/*.deb
+    show getent passwd rblk
+    show stat -c '%A %U:%G %n' /etc/rblk /etc/rblk/target.d /etc/rblk/*.key /run/rblk /run/rblk/mounts
+    [ "$(stat -c %U:%a /etc/rblk/target.key)" = rblk:600 ] || die "the key of the target"
+    [ "$(stat -c %U:%a /etc/rblk/host.key)" = root:600 ] || die "the key of the host"
+    local unit
+    for unit in rblk-target.service rblk-mount@data.service rblk-automount.target; do
+        [ "$(systemctl is-enabled $unit)" = disabled ] || die "$unit is enabled"
+        ! on $unit || die "$unit runs"
+    done
+    must dpkg --verify rblk-target rblk-initiator rblk-client rblk-initiator-boot
+    must systemd-analyze verify --man=no rblk-target.service rblk-mount@data.service rblk-automount.target
+    lsinitramfs /boot/initrd.img-* | grep usr/lib/rblk/root/usr/bin/ || die "the initramfs has no rblk"
+    sha256sum /etc/rblk/*.key >$state/keys
+    must apt-get install -y -qq --reinstall /packages/1/rblk-{target,initiator}_*.deb
+    must sha256sum -c --quiet $state/keys
+}
+
+# configure: docs/install.md, then two more mounts by the unit for all.
+configure() {
+    . /usr/local/lib/typed
+    # No volume in memory: a target that has one is not upgraded.
+    truncate -s 64M /srv/scratch.img
+    truncate -s 16M /srv/vm.img
+    chown rblk: /srv/*.img
+    file /etc/rblk/target.d/scratch.toml '[[volume]]
+name = "scratch"
+store = "file"
+path = "/srv/scratch.img"
+[[volume]]
+name = "vm"
+store = "file"
+path = "/srv/vm.img"'
+    must rblk-target host add client1 --key "$(rblk-initiator key show)" --volume vol0:rw --volume scratch:rw \
+        --volume vm:rw
+    must systemctl reload rblk-target
+    file /etc/rblk/mounts.d/scratch.toml $'target = ["tcp://192.0.2.1"]\nvolume = "scratch"\ntarget_keys = ["@TARGET_KEY@"]'
+    file /etc/rblk/mounts.d/far.toml "target = [\"$(word rblk_far)\"]
+volume = \"far\"
+target_keys = [\"$(word rblk_far_key)\"]"
+    say "please let $(rblk-initiator key show) in"
+    must systemctl daemon-reload
+    must systemctl enable --now rblk-automount.target
+    within 100 is far connected
+    must mkfs.ext4 -q -L far "$(disk far)"
+    line /etc/fstab "LABEL=far /far ext4 _netdev,nofail,x-systemd.automount,x-systemd.requires=rblk-mount@far.service,x-systemd.mount-timeout=30s 0 0"
+    mkdir /far
+    must systemctl daemon-reload
+    must systemctl start far.automount
+    fill /data
+    fill /far
+}
+
+look() {
+    show rblk-initiator list
+    show systemctl status --no-pager -l rblk-target rblk-mount@data rblk-automount.target far.mount
+    show journalctl --no-pager -u rblk-target -u rblk-mount@data -n 20
+    show lsblk -o +SERIAL,MODEL
+    show udevadm info /dev/ublkb0
+    show ls -l /dev/rblk/client1 /dev/disk/by-id
+    show blkid
+    show systemctl list-dependencies --no-pager rblk-automount.target
+    # The exposure that the units have reached, times ten.
+    must systemd-analyze security --no-pager --threshold=16 rblk-target.service
+    must systemd-analyze security --no-pager --threshold=41 rblk-mount@data.service
+    local unit
+    for unit in rblk-target rblk-mount@data rblk-mount@far rblk-mount@scratch; do
+        on $unit || die "$unit does not run"
+        [ -z "$(journalctl --no-pager -q -o cat -p err -u $unit)" ] || die "$unit logs errors"
+    done
+    [ "$(lsblk -ndo MODEL /dev/rblk/client1/vol0)" = vol0 ] || die "the model of the disk"
+    must rblk-target doctor
+    # `doctor` of a mount host judges the host, too.
+    show rblk-initiator doctor
+}
+
+# verify_all_the_time DIRECTORY: fio writes and verifies, again and again.
+verify_all_the_time() {
+    until [ -e /run/enough ]; do
+        fio --name=v --filename="$1/fio" --size=8M --rw=randrw --bs=16k --verify=crc32c --verify_fatal=1 --direct=1 \
+            --ioengine=libaio --iodepth=8 --output="/run/fio-${1#/}" || return 1
+        echo "$1" >>/run/rounds
+    done
+}
+rounds() { grep -c "^$1\$" /run/rounds; }
+
+# upgrade: the packages of a higher version, while both ends are in use.
+upgrade() {
+    must rblk-initiator vhost --socket /run/vm1.sock --name vm1 --target-key "$(rblk-target key show)" tcp://192.0.2.1 vm
+    local unit vm data far
+    vm=$(process_of vm1)
+    : >/run/rounds
+    verify_all_the_time /data &
+    data=$!
+    verify_all_the_time /far &
+    far=$!
+    within 60 grep -q /data /run/rounds
+    apt-get install -y -qq /packages/2/*.deb >/run/upgrade 2>&1 || die "$(cat /run/upgrade)"
+    cat /run/upgrade
+    local at=$((SECONDS + 60)) so_far
+    so_far=$(rounds /data)
+    until [ "$(rounds /data)" -gt $((so_far + 1)) ]; do
+        [ $SECONDS -lt $at ] || die "fio makes no progress"
+        sleep 1
+    done
+    : >/run/enough
+    wait $data || die "fio: $(cat /run/fio-data)"
+    wait $far || die "fio: $(cat /run/fio-far)"
+    say "fio verified: $(rounds /data) rounds on /data, $(rounds /far) on /far"
+    for unit in rblk-target rblk-mount@data rblk-mount@far rblk-mount@scratch; do
+        on $unit || die "$unit does not run after the upgrade"
+        cmp -s "/proc/$(pid $unit)/exe" /usr/bin/rblk-targetd || cmp -s "/proc/$(pid $unit)/exe" /usr/bin/rblk-initiatord ||
+            die "$unit runs the old program: $(ls -l "/proc/$(pid $unit)/exe")"
+        [ "$(systemctl show -P NRestarts $unit)" = 0 ] || die "$unit was restarted"
+        [ -z "$(journalctl --no-pager -q -o cat -p err -u $unit)" ] || die "$unit logs errors"
+    done
+    # The disk of a guest stays with its program, and that is said and is no failure.
+    [ "$(process_of vm1)" = "$vm" ] || die "the program of the guest's disk ended"
+    grep -q 'WARN vm1: .*cannot be handed over' /run/upgrade || die "no word about vm1"
+    ! grep -q 'not every mount was upgraded' /run/upgrade || die "the upgrade claims that it failed"
+    must rblk-initiator umount vm1
+    verify /data
+    verify /far
+    [ "$(dpkg-query -W -f '${Version}\n' 'rblk-*' | sort -u | grep -c next)" = 1 ] || die "versions"
+    show dpkg-query -W 'rblk-*'
+}
+
+# refused: an upgrade of a target that the new program could not serve.
+refused() {
+    local before
+    before=$(pid rblk-target)
+    echo 'no_such_key = 1' >>/etc/rblk/target.toml
+    must apt-get install -y -qq --reinstall /packages/2/rblk-target_*.deb 2>&1 | tee /run/refused
+    sed -i '/no_such_key/d' /etc/rblk/target.toml
+    grep -q 'WARNING: the running target was not upgraded' /run/refused || die "no warning"
+    [ "$(pid rblk-target)" = "$before" ] && on rblk-target || die "the target"
+    verify /data
+}
+
+# after_boot: the services came up by themselves, and nothing failed but what may.
+after_boot() {
+    show systemd-analyze
+    must sha256sum -c --quiet $state/kept
+    within 100 timeout 60 ls /data/sums
+    verify /data
+    local unit
+    for unit in rblk-target rblk-mount@data rblk-mount@scratch; do
+        on $unit || die "$unit does not run"
+    done
+}
+
+# unsynced DIRECTORY: data that is not on the disk.
+unsynced() { head -c 3000000 /dev/urandom >"$1/unsynced"; }
+
+# contained: the recipe of docs/containers.md, with a root of the programs alone in the place of an image.
+contained() {
+    local recipe flags
+    recipe=/usr/share/doc/rblk-initiator/docs/containers.md
+    must systemctl stop rblk-mount@scratch
+    mkdir -p /packages/box
+    must /usr/lib/rblk/boot-root /packages/box
+    rm -rf /packages/box/etc/rblk/*
+    cd /usr/share/doc/rblk-initiator/examples/container || die "no profiles"
+    char=$(awk '$2 == "ublk-char" { print $1 }' /proc/devices)
+    must podman secret create rblk-host-key /etc/rblk/host.key
+    flags=$(sed -n '/^podman run -d --name mount1/,/stop-timeout/p' $recipe | tr -d '\\\n"' | sed "s/.char/$char/")
+    flags=${flags#podman run}
+    echo "# podman run$flags"
+    # A rule of devices has a space; it is a word.
+    eval "podman run $(sed -E "s/--device-cgroup-rule ([bc] [0-9*]+:\* rw)/--device-cgroup-rule '\1'/g" <<<"$flags") \
+        --rootfs /packages/box /usr/bin/rblk-initiator mount --foreground --target-key $(rblk-target key show) \
+        tcp://192.0.2.1 scratch --name boxed" || die "podman: $?"
+    within 60 is boxed connected
+    show podman logs mount1
+    show rblk-initiator list
+    must dd if=/dev/urandom of="$(disk scratch)" bs=1M count=4 oflag=direct
+    must podman stop mount1
+    [ ! -e /dev/rblk/client1/scratch ] || die "the disk of the container stays"
+    podman rm mount1
+    podman secret rm rblk-host-key
+    cd /root
+    must systemctl start rblk-mount@scratch
+}
+
+removed() {
+    ! must_fail=$(apt-get remove -y -qq 'rblk-*' 2>&1) || die "removed under file systems in use"
+    echo "$must_fail"
+    grep -q 'these mounts are in use' <<<"$must_fail" || die "no word about the mounts in use"
+    verify /data
+    on rblk-target || die "the target was stopped"
+    # As docs/install.md says.
+    sed -i '/ ext4 /d' /etc/fstab
+    must systemctl daemon-reload
+    must systemctl stop data.automount data.mount far.automount far.mount
+    must systemctl disable --now rblk-mount@data rblk-automount.target
+    within 30 test ! -e /dev/ublkb0
+    must systemctl disable --now rblk-target
+    must apt-get remove -y -qq 'rblk-*'
+    must sha256sum -c --quiet $state/kept
+    test -s /srv/vol0.img && test -d /var/lib/rblk && getent passwd rblk
+    show systemctl list-unit-files --no-pager 'rblk*'
+    must apt-get install -y -qq /packages/2/*.deb
+    must sha256sum -c --quiet $state/kept
+    must systemctl start rblk-target rblk-mount@data
+    mount "$(disk vol0)" /data
+    verify /data
+    umount /data
+    must systemctl stop rblk-mount@data rblk-target
+    must apt-get purge -y -qq 'rblk-*'
+}
+
+# nothing_left MORE...: no file, user or unit of rblk but the volume, and those.
+nothing_left() {
+    systemctl daemon-reload
+    inventory | sort >$state/after
+    comm -13 $state/before $state/after | grep -vxE "/srv/vol0.img|/srv/(scratch|vm).img|/data|/far|/etc/fstab.*|/boot/.*|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-" >$state/more || true
+    cat $state/more
+    [ ! -s $state/more ] || die "$1 leaves this"
+    comm -23 $state/before $state/after >$state/less
+    cat $state/less
+    ! grep -v '^/run' $state/less || die "$1 takes this"
+}
+
+# by_rpm: the scripts of the other kind of package, by the rpm of this Debian.
+by_rpm() {
+    rm -f /srv/*.img
+    must rpm -i --nodeps /packages/rblk-target-*.rpm /packages/rblk-initiator-0*.rpm
+    [ "$(stat -c %U:%a /etc/rblk/target.key)" = rblk:600 ] || die "the key of the target"
+    [ "$(stat -c %U:%a /etc/rblk/host.key)" = root:600 ] || die "the key of the host"
+    truncate -s 64M /srv/r.img && chown rblk: /srv/r.img
+    file /etc/rblk/target.toml $'arena = "64MiB"\n[[volume]]\nname = "r"\nstore = "file"\npath = "/srv/r.img"'
+    must rblk-target host add client1 --key "$(rblk-initiator key show)" --volume r:rw
+    file /etc/rblk/mounts.d/r.toml $'target = ["tcp://192.0.2.1"]\nvolume = "r"\ntarget_keys = ["@TARGET_KEY@"]'
+    must systemctl start rblk-target rblk-mount@r
+    cp -p /usr/bin/rblk-initiatord /run/before
+    # Another program, which the upgrade replaces.
+    cp -p /run/before /usr/bin/other
+    printf other >>/usr/bin/other
+    mv /usr/bin/other /usr/bin/rblk-initiatord
+    must systemctl reload rblk-mount@r
+    # As in an upgrade: the same scripts with the same arguments.
+    must rpm -U --force --nodeps /packages/rblk-target-*.rpm /packages/rblk-initiator-0*.rpm
+    on rblk-target && on rblk-mount@r && cmp "/proc/$(pid rblk-mount@r)/exe" /run/before || die "the mount was not upgraded"
+    mkfs.ext4 -q "$(disk r)" && mount "$(disk r)" /far
+    ! rpm -e --nodeps rblk-initiator || die "removed under a file system in use"
+    umount /far
+    must rpm -e --nodeps rblk-initiator rblk-target
+    test -s /etc/rblk/target.key && test -s /etc/rblk/host.key && test -s /srv/r.img
+}
+
+first() {
+    install
+    say "installed"
+    configure
+    say "configured"
+    look
+    say "looked"
+    upgrade
+    refused
+    kept >$state/kept
+    say "upgraded"
+    say "restart"
+    systemctl reboot
+}
+
+# The target of /far is late: the test starts it only now.
+second() {
+    after_boot
+    ! on rblk-mount@far || die "the mount of an absent target runs"
+    show systemctl status --no-pager -l rblk-mount@far
+    say "booted without the far target"
+    say "please start"
+    within 150 is far connected
+    within 100 timeout 60 ls /far/sums
+    verify /far
+    say "the late target serves"
+    unsynced /far
+    say "please kill"
+    within 60 is far reconnecting
+    show rblk-initiator list
+    say "restart without the far target"
+    systemctl reboot
+}
+
+# The target of /far dies while this host shuts down.
+third() {
+    after_boot
+    say "what the shutdown without the far target said:"
+    journalctl --no-pager -b -1 -o short-monotonic -p warning -u 'rblk-mount@*' -u far.mount -u rblk-target
+    journalctl --no-pager -b -1 -q -o cat -u rblk-mount@far.service | grep -q 'not written\|lost\|could not' ||
+        die "the log does not say that data was lost"
+    within 100 is far connected
+    within 100 timeout 60 ls /far/sums
+    verify /far
+    unsynced /far
+    say "restart with a far target that dies"
+    systemctl reboot
+}
+
+fourth() {
+    after_boot
+    journalctl --no-pager -b -1 -o short-monotonic -p warning -u 'rblk-mount@*' -u far.mount -u rblk-target
+    within 100 timeout 60 ls /far/sums
+    verify /far
+    contained
+    removed
+    nothing_left "the purge"
+    say "purged"
+    by_rpm
+    say "done"
+    systemctl poweroff
+}
+
+boot=$(($(cat $state/boots 2>/dev/null || echo 0) + 1))
+echo $boot >$state/boots
+say "boot $boot"
+case $boot in
+1) first ;;
+2) second ;;
+3) third ;;
+*) fourth ;;
+esac
