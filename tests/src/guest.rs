@@ -100,6 +100,15 @@ impl Served {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// The first line of its log with these words. Waits for it: another thread writes the log.
+    ///
+    /// # Panics
+    /// It does not come.
+    pub fn line_with(&self, words: &str) -> String {
+        let find = |line: &&str| line.contains(words);
+        wait_for(words, || self.log().lines().find(find).map(str::to_owned))
+    }
+
     /// Acknowledged writes of its guest that no FLUSH covered. Needs root, which lists the mount.
     ///
     /// # Panics

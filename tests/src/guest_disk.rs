@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::guest::Served;
-use crate::program::{Target, wait_for};
+use crate::program::Target;
 
 /// A target that serves a file, and the disk of a guest.
 #[derive(Debug)]
@@ -68,14 +68,6 @@ impl GuestDisk {
     pub fn restart_target(&mut self) {
         let dir = self.dir.path();
         self.target.start_again(dir, &serve_args(dir).each_ref().map(|a| &**a));
-    }
-
-    /// Waits for a line in the log, which another thread writes.
-    ///
-    /// # Panics
-    /// It does not come.
-    pub fn wait_for_line(&self, text: &str) {
-        wait_for(text, || self.served.log().contains(text).then_some(()));
     }
 }
 

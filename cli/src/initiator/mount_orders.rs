@@ -8,9 +8,7 @@ use anyhow::Context;
 use rblk_config::Exit;
 use rblk_operate::mount::flags::CHECKED;
 use rblk_operate::mount::lock::MountLock;
-use rblk_operate::mount::mount_ask::{
-    Ask, Response, ServingMount, ask, ask_any_version, socket_path,
-};
+use rblk_operate::mount::mount_ask::{Ask, Response, ask, ask_any_version, socket_path};
 use rblk_operate::mount::not_there::{NotMounted, NotRoot};
 use rblk_operate::mount::run_dir::{must_be_readable, names};
 use rblk_operate::{Output, said_once};
@@ -67,12 +65,15 @@ struct OfGuest {
     version: String,
 }
 
-async fn serving(name: &str) -> Option<ServingMount> {
-    ask_any_version(&socket_path(name), STATUS_TIME).await.ok().flatten()
-}
-
 async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
-    let before = serving(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
+    let before = match ask_any_version(&socket_path(name), STATUS_TIME).await {
+        Ok(Some(before)) => before,
+        Ok(None) => anyhow::bail!("the mount answered something else"),
+        Err(_) if !MountLock::is_held(name) => {
+            return Err(NotMounted { what: name.to_owned() }.into());
+        }
+        Err(error) => return Err(error).context("asking the mount"),
+    };
     if before.is_of_guest() {
         return Err(OfGuest { socket: before.device, version: before.version }.into());
     }
@@ -89,7 +90,8 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     }
     let begun = Instant::now();
     while begun.elapsed() < UPGRADE_TIME {
-        if let Some(now) = serving(name).await
+        let now = ask_any_version(&socket_path(name), STATUS_TIME).await;
+        if let Ok(Some(now)) = now
             && now.recovered > before.recovered
         {
             return Ok(Versions { from_version: before.version, to_version: now.version });

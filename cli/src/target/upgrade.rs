@@ -58,7 +58,10 @@ async fn run(
     output: Output,
 ) -> anyhow::Result<Exit> {
     let before = ask_any_version(path).await.map_err(|error| no_answer(path, &error))?;
-    let before = before.ok_or_else(not_understood)?;
+    if let Some(refusal) = before.error {
+        return Err(refusal.into());
+    }
+    let before = before.status.ok_or_else(not_understood)?;
     let process = Process::of(before.pid);
     let order = Ask::Upgrade { program: program.to_owned(), force };
     // The process may become the other program before its answer gets out. The program that serves
@@ -75,7 +78,7 @@ async fn run(
     while Instant::now() < deadline {
         // Without an answer the target is between the two programs, or gone.
         let is_gone = process.is_gone();
-        let now = ask_any_version(path).await.ok().flatten();
+        let now = ask_any_version(path).await.ok().and_then(|answer| answer.status);
         // By force, although a store refuses dirty blocks: the target tries again before it gives
         // them up.
         let refused =

@@ -32,10 +32,12 @@ pub(crate) async fn exchange<A: DeserializeOwned>(
     let answer = tokio::time::timeout(patience, answer)
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))??;
-    // An empty answer is of a program that ended meanwhile.
-    if answer.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    serde_json::from_slice(&answer)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    serde_json::from_slice(&answer).map_err(|error| {
+        // A cut answer is of a program that ended meanwhile, and says nothing of its version.
+        let kind = match error.is_eof() {
+            true => io::ErrorKind::UnexpectedEof,
+            false => io::ErrorKind::InvalidData,
+        };
+        io::Error::new(kind, error)
+    })
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::ask::{Ask, Response};
+use super::refusal::Refusal;
 use super::status::{DrainStatus, UpgradeStatus};
 use crate::socket::exchange::exchange;
 
@@ -39,17 +40,23 @@ pub struct ServingTarget {
     pub drain: Option<DrainStatus>,
 }
 
-/// Asks a target of any version for its state. `None`: it refuses to tell.
+/// The answer of a target of any version that was asked for its state.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AnyVersionAnswer {
+    /// The state.
+    #[serde(default)]
+    pub status: Option<ServingTarget>,
+    /// Why it refuses to tell.
+    #[serde(default)]
+    pub error: Option<Refusal>,
+}
+
+/// Asks a target of any version for its state.
 ///
 /// # Errors
 /// As [`ask`].
-pub async fn ask_any_version(path: &Path) -> io::Result<Option<ServingTarget>> {
-    #[derive(Deserialize)]
-    struct Answer {
-        status: Option<ServingTarget>,
-    }
-    let answer: Answer = exchange(path, &Ask::Status, ANSWER_MAX, Ask::Status.patience()).await?;
-    Ok(answer.status)
+pub async fn ask_any_version(path: &Path) -> io::Result<AnyVersionAnswer> {
+    exchange(path, &Ask::Status, ANSWER_MAX, Ask::Status.patience()).await
 }
 
 #[cfg(test)]

@@ -130,7 +130,8 @@ impl<S: Store> StoreQueue<S> {
             ops.at_store += 1;
             self.waiting -= 1;
             lists.give_back(memory);
-            idle = 0;
+            // Others had a place since a volume was refused: the next call begins behind them.
+            (idle, refused) = (0, None);
         }
         if let Some(first) = refused {
             self.next_volume = first;

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Encrypt, HostConfig, TargetConfig};
+use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_operate::Watchdog;
 use rblk_operate::target::ask::LimitsWish;
@@ -262,6 +263,11 @@ impl Control {
         let ControlParts { name, instance, limits, volumes, arena, zeros, running, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &running);
         let requires_proof = parts.auth.is_some();
+        if requires_proof && limits.encrypt != Encrypt::Off {
+            // The kernel may load modules for the answer: not while hosts wait. Each connection
+            // asks again, and gets the same answer.
+            let _ = kernel_has_tls();
+        }
         let core = CoreParts {
             name,
             instance,

@@ -8,7 +8,7 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, IN_CAPSULE_DEFAULT_BYTES};
 use rblk_protocol::{
-    BlockCount, ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId, Version,
+    ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId, Version,
 };
 
 use rblk_runtime::spin::SpinMode;
@@ -24,18 +24,9 @@ use crate::data::poll_group::other_groups::OtherGroups;
 use crate::data::poll_group::{PollerMemory, group_thread};
 use crate::memory::arena::Arena;
 use crate::store::uring::{UringOptions, UringStore};
-use crate::volume::Placement;
 use crate::volume::ids::{ConnectionId, VolumeIndex};
+use crate::volume::tests::stored_block;
 use rblk_operate::target::events::EventKind;
-
-fn volume() -> Arc<Volume> {
-    Arc::new(Volume {
-        uuid: [1; 16],
-        blocks: BlockCount(1),
-        placement: Placement::Store,
-        ..crate::volume::tests::volume()
-    })
-}
 
 fn control(state: StateDirectory) -> anyhow::Result<Control> {
     control_of(state, Vec::new(), Vec::new())
@@ -69,7 +60,7 @@ fn control_of(
         groups,
         arena: region(),
         zeros: region(),
-        volumes: vec![volume()],
+        volumes: vec![stored_block()],
         stores,
         volume_notes: HashMap::new(),
         listening: Vec::new(),
@@ -337,7 +328,7 @@ fn exclusive() -> crate::record::holders::Claimant {
 #[test]
 fn a_missing_record_repeats_no_generation() {
     let dir = tempfile::tempdir().unwrap();
-    let uuid = volume().uuid;
+    let uuid = stored_block().uuid;
     let first_of = |control: &Control| {
         let mut holders = control.core.holders().clone();
         holders.begin(&uuid, &exclusive()).unwrap().unwrap().generation
@@ -355,7 +346,7 @@ fn a_missing_record_repeats_no_generation() {
 #[test]
 fn a_volume_on_another_file_fences_its_earlier_holder() {
     let dir = tempfile::tempdir().unwrap();
-    let uuid = volume().uuid;
+    let uuid = stored_block().uuid;
     let start = |store: &str| {
         let state = StateDirectory::open(dir.path(), &Name::new("t").unwrap()).unwrap();
         let stores = vec![(uuid, StoreIdentity::parse(store))];

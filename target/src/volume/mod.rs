@@ -167,6 +167,8 @@ impl Volume {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use rblk_protocol::{CommandFlags, Epoch, KeyedDescriptor, Lba, Sequence, Tag};
 
@@ -187,6 +189,16 @@ pub(crate) mod tests {
             discard_granularity_bytes: 512,
             limits: None,
         }
+    }
+
+    /// A volume of one block on a store.
+    pub(crate) fn stored_block() -> Arc<Volume> {
+        Arc::new(Volume {
+            uuid: [1; 16],
+            blocks: BlockCount(1),
+            placement: Placement::Store,
+            ..volume()
+        })
     }
 
     fn command(opcode: Opcode, lba: u64, count: u64, data: u32) -> CommandCapsule {

@@ -108,7 +108,7 @@ fn a_burst_of_events_is_taken() {
         assert!(!guest.ask(SET_KICK, &body, &[kick.as_fd().as_raw_fd()]).unwrap());
     }
     assert_eq!(read(&mut guest), OK);
-    disk.wait_for_line("refused a request of the front end");
+    disk.served.line_with("refused a request of the front end");
     let refusals = disk.served.log().matches("refused a request of the front end").count();
     assert!((1..20).contains(&refusals), "{refusals} lines");
     for _ in 0..100 {
@@ -215,7 +215,7 @@ fn an_error_event_that_blocks_holds_up_no_ring() {
     assert_eq!(read(&mut guest), OK);
     fill(&error);
     guest.claim_to_offer(0, RING + 2);
-    disk.wait_for_line("a ring of the guest is broken");
+    disk.served.line_with("a ring of the guest is broken");
     assert_eq!(guest.one(1, Ask::Read, 0, &[(GUEST + DATA, 512)]), OK);
     assert_eq!(guest.stop(0), 1);
     assert_eq!(disk.served.terminate(), Some(0), "{}", disk.served.log());
@@ -234,7 +234,7 @@ fn a_descriptor_that_is_no_eventfd_is_refused() {
     assert_eq!(read(&mut guest), OK);
     guest.stop(0);
     assert!(!guest.ask(SET_KICK, &ring, &[read_end.as_raw_fd()]).unwrap());
-    disk.wait_for_line("an event that is no eventfd, but pipe:");
+    disk.served.line_with("an event that is no eventfd, but pipe:");
     drop(guest);
     goes_on_and_ends(disk);
 }
@@ -434,7 +434,7 @@ fn more_memory_than_a_guest_may_have_is_refused() {
     let (at, _, user, _) = Guest::own_part();
     let large = shareable(MEMORY + 4096);
     assert!(!guest.try_share(&[(at, MEMORY, user, 0)], &[&large]).unwrap());
-    disk.wait_for_line("has 4100KiB, and --memory-max allows 4MiB");
+    disk.served.line_with("has 4100KiB, and --memory-max allows 4MiB");
     assert_eq!(read(&mut guest), OK);
     drop(guest);
     goes_on_and_ends(disk);
@@ -447,7 +447,7 @@ fn memory_in_a_file_of_another_file_system_is_refused() {
     let mut guest = Guest::connect(&disk.served, 1);
     let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
     assert!(!guest.try_share(&[Guest::own_part()], &[&zero]).unwrap());
-    disk.wait_for_line("none of a memfd, tmpfs or hugetlbfs");
+    disk.served.line_with("none of a memfd, tmpfs or hugetlbfs");
     // A file on tmpfs, as of QEMU's memory-backend-file.
     let shm = tempfile::tempfile_in("/dev/shm").unwrap();
     shm.set_len(MEMORY).unwrap();

@@ -132,7 +132,7 @@ fn a_loss_while_the_program_is_away_is_reported_to_the_guest() {
     guest.connect_again(&bed.served);
     let (flushed, found) = (flush(&mut guest, 1), read(&mut guest, 8));
     assert_eq!(flushed, IO_ERROR, "the flush said {flushed}, and the write is gone: {found}");
-    assert!(bed.served.log().contains("writes that the process before this one acknowledged"));
+    bed.served.line_with("writes that the process before this one acknowledged");
     // Every FLUSH fails, also in later processes.
     bed.end_program();
     bed.start_program();

@@ -146,6 +146,29 @@ fn a_volume_that_the_store_refuses_keeps_no_other_from_it() {
     case.recovers(&stuck, &[], "refused");
 }
 
+/// One place at the store becomes free at a time, and three volumes with many ops want it.
+#[test]
+fn a_volume_that_the_store_refuses_gives_no_other_an_advantage() {
+    let mut case = shard(1024, &[CacheMode::None; 4]);
+    (case.shard.store_mut().capacity, case.shard.store_mut().most_of_one) = (8, 4);
+    let stuck: Vec<_> = (0..8).map(|at| case.read_of(STUCK, at * 16 * BLOCK, 4096)).collect();
+    let well: Vec<Vec<Tag>> = (1..4)
+        .map(VolumeIndex)
+        .map(|volume| (0..60).map(|at| case.read_of(volume, at * BLOCK, 4096)).collect())
+        .collect();
+    case.turn();
+    for _ in 0..60 {
+        let volumes = case.shard.core.store.store().volumes();
+        let at = volumes.iter().position(|volume| *volume != STUCK).expect("an op of the others");
+        case.finish(at);
+    }
+    let count = |tags: &Vec<Tag>| tags.iter().filter(|tag| case.is_answered(**tag)).count();
+    let answered: Vec<usize> = well.iter().map(count).collect();
+    let (least, most) = (answered.iter().min().unwrap(), answered.iter().max().unwrap());
+    assert!(least * 2 > *most, "answered of each volume: {answered:?}");
+    case.recovers(&[stuck, well.concat()].concat(), &[], "refused");
+}
+
 /// More requests to the stuck volume than memory allows.
 #[test]
 fn a_stuck_store_has_half_of_the_memory() {

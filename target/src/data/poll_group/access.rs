@@ -277,24 +277,14 @@ impl AccessTable {
 
 #[cfg(test)]
 mod tests {
-    use rblk_protocol::BlockCount;
-
     use super::*;
+    use crate::volume::tests::stored_block;
 
     const V: VolumeIndex = VolumeIndex(0);
 
-    fn volume() -> Arc<Volume> {
-        Arc::new(Volume {
-            uuid: [1; 16],
-            blocks: BlockCount(1),
-            placement: Placement::Store,
-            ..crate::volume::tests::volume()
-        })
-    }
-
     fn table() -> AccessTable {
         let mut table = AccessTable::default();
-        table.add(volume(), Arc::default());
+        table.add(stored_block(), Arc::default());
         table
     }
 
@@ -312,11 +302,11 @@ mod tests {
         }
         // A change while it is silent.
         table.set_silent(V, true);
-        table.open_to_commands(volume());
+        table.open_to_commands(stored_block());
         assert!(!is_open(&table) && table.is_silent(V));
         table.remove(V);
         assert!(!table.is_silent(V) && table.volume(V).is_none());
-        table.open_to_commands(volume());
+        table.open_to_commands(stored_block());
         assert!(!is_open(&table) && table.is_silent(V));
         table.set_silent(V, false);
         assert!(is_open(&table));
@@ -328,7 +318,7 @@ mod tests {
             let mut table = table();
             table.set_silent(V, is_silent);
             table.lose(V);
-            table.open_to_commands(volume());
+            table.open_to_commands(stored_block());
             table.set_silent(V, false);
             assert!(!is_open(&table) && table.volume(V).is_none() && table.is_lost(V));
         }

@@ -14,8 +14,7 @@ fn a_mount_by_its_second_address_warns_in_its_log() {
     let bed = Bed::new();
     bed.relay.refuse();
     let served = bed.serve(&[]);
-    let log = served.log();
-    let warning = log.lines().find(|line| line.contains("WARN")).unwrap_or_else(|| panic!("{log}"));
+    let warning = served.line_with("WARN");
     let preferred = format!("preferred={:?}", bed.relay.address.to_string());
     for piece in ["the path is not the preferred one", &preferred, "nothing listens"] {
         assert!(warning.contains(piece), "{piece}: {warning}");
@@ -54,8 +53,10 @@ fn as_root_every_command_says_that_a_path_is_not_the_best() {
         (status["address"] == own.as_str() && status["state"] == "connected").then_some(())
     });
     assert_eq!(served.status()["fallback"]["preferred"], relay.as_str());
-    let log = served.log();
-    assert_eq!(log.matches("the path is not the preferred one").count(), 2, "{log}");
+    wait_for("the second warning", || {
+        let log = served.log();
+        (log.matches("the path is not the preferred one").count() == 2).then_some(())
+    });
 }
 
 #[test]
