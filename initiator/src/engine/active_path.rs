@@ -1,4 +1,4 @@
-//! [`ActivePath`]: the path an engine works on: its CQ, its lanes, and the lane of each request.
+//! [`ActivePath`]: a path that an engine works on: its CQ and its lanes.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +8,18 @@ use rblk_protocol::limits::LANES_MAX;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
     CapsuleError, CommandCapsule, Features, Immediate, Mutation, ResponseList, Sequence, Status,
-    Tag,
 };
 
 use super::PathEnd;
-use super::answer::{CommandAnswer, LaneIndex};
+use super::answer::{Carrier, CommandAnswer, LaneIndex};
 use super::beat::Due;
 use super::lane::{CompletedWr, Lane};
 use super::path::{DeadPath, Path, Tested};
 use super::pulse::Pulse;
 use super::stats::QueueStats;
 use super::terms::PathTerms;
+use super::ways::WayIndex;
+use super::ways::choice::{WayLoad, WayTerms};
 
 /// The content of a completion.
 pub(super) enum LaneArrival {
@@ -52,8 +53,6 @@ pub(super) struct ActivePath {
     // Some lane may have WRs to post.
     has_wrs: bool,
     lanes: Box<[Lane]>,
-    // By tag, the lane of a request under way.
-    lane_of: Box<[LaneIndex]>,
 }
 
 impl ActivePath {
@@ -61,14 +60,13 @@ impl ActivePath {
     /// of a path that cannot be taken over, or does not `fit` the queue.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
         let Path { mut poller, connections, proofs, memory, accept, epoch, volume, .. } = path;
-        let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
-        let lane_bytes = path.lane_bytes;
+        let (lane_bytes, way, way_terms) = (path.lane_bytes, path.way, path.way_terms);
         if let Some(Tested { lanes, sequence }) = path.tested {
             let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
+            let terms = terms.of_way(way, way_terms);
             let lanes = lanes.into_iter().enumerate();
             let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
-            let path =
-                Self { poller, terms, sequence, ready: true, has_wrs: false, lanes, lane_of };
+            let path = Self { poller, terms, sequence, ready: true, has_wrs: false, lanes };
             return if fits { Ok(path) } else { Err(Box::new(path.end())) };
         }
         let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
@@ -90,16 +88,17 @@ impl ActivePath {
             }
             let attached: Vec<_> = qps.iter().filter_map(|qp| poller.detach(*qp)).collect();
             let connections = attached.into_iter().chain(left).collect();
-            return Err(Box::new(DeadPath { connections, poller, memory }));
+            return Err(Box::new(DeadPath { connections, poller, memory, way }));
         }
         let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
+        let terms = terms.of_way(way, way_terms);
         let mut sequence = Sequence(0);
         let lanes = qps.iter().enumerate().map(|(index, qp)| {
             sequence = sequence.next();
             Lane::begin(index, *qp, &terms, sequence, proofs.get(index), now)
         });
         let lanes = lanes.collect();
-        Ok(Self { poller, terms, sequence, ready: false, has_wrs: true, lanes, lane_of })
+        Ok(Self { poller, terms, sequence, ready: false, has_wrs: true, lanes })
     }
 
     /// The path for a later queue, once every lane is tested and no WR is queued.
@@ -112,15 +111,16 @@ impl ActivePath {
     /// Ends the path, and returns its remains: the QPs are in the error state.
     pub(super) fn end(self) -> DeadPath {
         let Self { mut poller, terms, lanes, .. } = self;
+        let way = terms.way();
         if Mutation::BufferReuseInitiator.is_on() {
-            return DeadPath { connections: Vec::new(), poller, memory: terms.into_memory() };
+            return DeadPath { connections: Vec::new(), poller, memory: terms.into_memory(), way };
         }
         // Fail all lanes first.
         for lane in &lanes {
             poller.fail(lane.qp());
         }
         let connections = lanes.iter().filter_map(|lane| poller.detach(lane.qp())).collect();
-        DeadPath { connections, poller, memory: terms.into_memory() }
+        DeadPath { connections, poller, memory: terms.into_memory(), way }
     }
 
     /// Every lane has passed its self-test: requests may be sent.
@@ -132,6 +132,25 @@ impl ActivePath {
     #[inline]
     pub(super) fn terms(&self) -> &PathTerms {
         &self.terms
+    }
+
+    /// Its way.
+    #[inline]
+    pub(super) fn way(&self) -> WayIndex {
+        self.terms.way()
+    }
+
+    /// What is known of its way.
+    pub(super) fn way_terms(&self) -> WayTerms {
+        self.terms.way_terms()
+    }
+
+    /// What it owes.
+    pub(super) fn load(&self) -> WayLoad {
+        WayLoad {
+            unanswered: self.lanes.iter().map(Lane::awaited).sum(),
+            awaited_bytes: self.lanes.iter().map(Lane::awaited_bytes).min().unwrap_or(0),
+        }
     }
 
     /// The CQ of all lanes.
@@ -234,10 +253,10 @@ impl ActivePath {
         Ok(passed)
     }
 
-    /// Whether a request under way went by that lane.
+    /// The QP of a command by that lane.
     #[inline]
-    pub(super) fn went_by(&self, tag: Tag, index: LaneIndex) -> bool {
-        self.lane_of.get(tag.index()) == Some(&index)
+    pub(super) fn carrier(&self, lane: LaneIndex) -> Carrier {
+        Carrier { way: self.terms.way(), lane }
     }
 
     /// A request of that lane was answered.
@@ -271,7 +290,6 @@ impl ActivePath {
         data: Option<Sge>,
         bytes: u32,
     ) {
-        self.lane_of[command.tag.index()] = index;
         self.has_wrs = true;
         let (lane, terms) = self.lane(index);
         lane.queue_command(terms, command, data);

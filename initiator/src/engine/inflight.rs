@@ -12,13 +12,15 @@
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};
 
+use super::answer::Carrier;
 use super::io::{Io, IoOp};
+use super::ways::WayIndex;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TagState {
     Idle,
     Queued(Io),
-    Sent(Io, Sequence),
+    Sent(Io, Sequence, Carrier),
 }
 
 /// Commands by tag.
@@ -96,15 +98,20 @@ impl Inflight {
         }
     }
 
-    /// Records that a waiting request was sent with that sequence.
+    /// Records that a waiting request was sent with that sequence, by that QP.
     ///
     /// # Errors
     /// The tag does not wait.
-    pub(crate) fn send(&mut self, tag: Tag, sequence: Sequence) -> Result<(), WrongState> {
+    pub(crate) fn send(
+        &mut self,
+        tag: Tag,
+        sequence: Sequence,
+        by: Carrier,
+    ) -> Result<(), WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state @ TagState::Queued(_)) => {
                 if let TagState::Queued(io) = *state {
-                    *state = TagState::Sent(io, sequence);
+                    *state = TagState::Sent(io, sequence, by);
                 }
                 self.queued -= 1;
                 self.sent += 1;
@@ -114,19 +121,19 @@ impl Inflight {
         }
     }
 
-    /// Takes an answer for a tag; `answers` checks it against the request and its sequence. Returns
-    /// the request.
+    /// Takes an answer for a tag; `answers` checks it against the request, its sequence and its QP.
+    /// Returns the request.
     ///
     /// # Errors
     /// No request was sent with that tag, or it had another sequence: the peer broke a rule.
     pub(crate) fn answer(
         &mut self,
         tag: Tag,
-        answers: impl FnOnce(&Io, Sequence) -> bool,
+        answers: impl FnOnce(&Io, Sequence, Carrier) -> bool,
     ) -> Result<Io, WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state) => match *state {
-                TagState::Sent(io, sequence) if answers(&io, sequence) => {
+                TagState::Sent(io, sequence, by) if answers(&io, sequence, by) => {
                     *state = TagState::Idle;
                     self.sent -= 1;
                     self.data_bytes -= u64::from(io.data_bytes);
@@ -138,16 +145,21 @@ impl Inflight {
         }
     }
 
-    /// The path died: every sent request waits again. Returns their number.
-    pub(crate) fn path_lost(&mut self) -> usize {
-        let lost = self.sent;
-        for state in &mut self.states {
-            if let TagState::Sent(io, _) = *state {
+    /// The path of a way died: every request sent by it waits again. `each` gets them. Returns
+    /// their number.
+    pub(crate) fn path_lost(&mut self, way: WayIndex, mut each: impl FnMut(Tag, &Io)) -> usize {
+        let mut lost = 0;
+        for (state, tag) in self.states.iter_mut().zip(0..) {
+            if let TagState::Sent(io, _, by) = *state
+                && by.way == way
+            {
+                each(Tag(tag), &io);
                 *state = TagState::Queued(sent_again(io));
+                lost += 1;
             }
         }
         self.queued += lost;
-        self.sent = 0;
+        self.sent -= lost;
         lost
     }
 
@@ -190,24 +202,29 @@ mod tests {
         table.queue(Tag(0), io(1)).unwrap();
         assert_eq!(table.queue(Tag(0), io(1)), Err(WrongState(0)));
         assert_eq!(table.queue(Tag(2), io(1)), Err(WrongState(2)), "the connection's own tag");
-        table.send(Tag(0), Sequence(7)).unwrap();
+        let (way, other) = (WayIndex::FIRST, WayIndex::new(1).unwrap());
+        table.send(Tag(0), Sequence(7), Carrier::of(way)).unwrap();
         assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 1, 512));
         assert_eq!(
-            table.answer(Tag(0), |_, s| s == Sequence(6)),
+            table.answer(Tag(0), |_, s, _| s == Sequence(6)),
             Err(WrongState(0)),
             "stale answer"
         );
-        assert_eq!(table.path_lost(), 1);
+        assert_eq!(table.path_lost(other, |tag, _| panic!("{tag:?} was sent by the other way")), 0);
+        let mut lost = Vec::new();
+        assert_eq!(table.path_lost(way, |tag, io| lost.push((tag, *io))), 1);
+        assert_eq!(lost, [(Tag(0), io(1))]);
         assert_eq!(table.data_bytes(), 512, "it is sent again");
         assert_eq!(
-            table.answer(Tag(0), |_, _| true),
+            table.answer(Tag(0), |_, _, _| true),
             Err(WrongState(0)),
             "answer of the dead path"
         );
         assert_eq!(table.waiting(Tag(0)), Some(io(1)));
-        table.send(Tag(0), Sequence(8)).unwrap();
-        assert_eq!(table.answer(Tag(0), |_, s| s == Sequence(8)), Ok(io(1)));
-        assert_eq!(table.answer(Tag(0), |_, _| true), Err(WrongState(0)), "answered twice");
+        table.send(Tag(0), Sequence(8), Carrier::of(other)).unwrap();
+        let right = |_: &Io, sequence, by| sequence == Sequence(8) && by == Carrier::of(other);
+        assert_eq!(table.answer(Tag(0), right), Ok(io(1)));
+        assert_eq!(table.answer(Tag(0), |_, _, _| true), Err(WrongState(0)), "answered twice");
         table.queue(Tag(1), io(2)).unwrap();
         assert_eq!(table.cancel(Tag(1)), Some(io(2)));
         assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 0, 0));

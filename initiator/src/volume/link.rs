@@ -34,6 +34,8 @@ use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::WayIndex;
+use crate::engine::ways::choice::ChoicePolicy;
 use rblk_operate::mount::mount_status::{Fallback, MountStatus, auth};
 
 /// A mount's connection to its target.
@@ -572,9 +574,19 @@ impl TargetLink {
         self.say_fallback();
     }
 
+    /// How requests are spread over ways; `None` for a mount that uses one at a time.
+    pub(crate) fn way_policy(&self) -> Option<ChoicePolicy> {
+        None
+    }
+
     /// The path of a queue ended.
-    pub(crate) fn on_path_end(&mut self, queue: u16, end: PathEnd, queues: &mut Queues) {
-        let has_newer = queues.path_ended(queue);
+    pub(crate) fn on_path_end(
+        &mut self,
+        (queue, way): (u16, WayIndex),
+        end: PathEnd,
+        queues: &mut Queues,
+    ) {
+        let has_newer = queues.path_ended(queue, way);
         match end {
             PathEnd::Dropped => {}
             // This path was given up before.

@@ -1,21 +1,22 @@
-//! [`drive`]: a host with two to four ways, as its engine will use them.
+//! [`drive`]: a host with two to four ways: the engine of one queue has a path of each.
 //!
-//! The joins, DROPs and probes are those of [`Lives`], the way of a request is that of [`Choice`],
-//! and [`Limbo`] says when a request of a dead way may be sent again. The links of ways are cut and
-//! silent at random, and the store holds writes.
+//! The joins, DROPs and probes are those of [`Lives`]. The engine chooses the way of each request,
+//! and decides when a request of a dead way may be sent again. The links of ways are cut and silent
+//! at random, and the store holds writes.
 //!
 //! The volume has cells of one block, with one request of each at a time. So each read has one
-//! right answer. The ways share the buffers, as those of a queue do. A card may still touch a
-//! buffer until a dead QP is destroyed, and users look at what they read some time after the
-//! answer.
+//! right answer. Requests have any buffer of the queue. A card may still touch a buffer until a
+//! dead QP is destroyed, and users look at what they read some time after the answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rblk_initiator::engine::PathEnd;
 use rblk_initiator::engine::io::IoOp;
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::ways::WayIndex;
-use rblk_initiator::engine::ways::choice::{Choice, ChoicePolicy, WayLoad, WayTerms};
-use rblk_initiator::engine::ways::limbo::{Limbo, OldCopy};
+use rblk_initiator::engine::ways::choice::ChoicePolicy;
+use rblk_initiator::engine::ways::way_set::WaySet;
 use rblk_initiator::volume::ways::{JoinFailure, Lives, WayAct, WayRules, WayTry};
 use rblk_protocol::{DropRequest, Epoch, Opcode, Status, Tag};
 use rblk_rig::inprocess::QueueId;
@@ -38,17 +39,9 @@ struct Request {
     op: IoOp,
     value: u64,
     tag: Tag,
-    by: Option<usize>,
-    old: Option<OldCopy>,
+    since: u64,
     // It is answered; its user looks at the data at that step.
     looks_at: Option<u64>,
-}
-
-/// A path that ended and is not destroyed.
-struct Dying {
-    at: usize,
-    queue: QueueId,
-    has_ended: bool,
 }
 
 /// A block of the volume.
@@ -58,7 +51,7 @@ struct Cell {
     request: Option<Request>,
 }
 
-/// A LOGIN, and the queue after it.
+/// A LOGIN, and the path after it.
 struct Coming {
     at: usize,
     epoch: Epoch,
@@ -66,21 +59,19 @@ struct Coming {
     join: Option<WayTry>,
     since: u64,
     is_in: bool,
-    has_queue: bool,
+    has_path: bool,
 }
 
 struct Drive {
     bench: Bench,
     random: Random,
+    queue: QueueId,
     lives: Lives,
-    limbo: Limbo,
-    choice: Choice,
     newest: Epoch,
-    // The place of each epoch that lived.
+    // The place of each epoch that a path was made in, until the target has ended it.
     places: BTreeMap<Epoch, usize>,
     coming: Option<Coming>,
     dropping: Option<(usize, DropRequest)>,
-    dying: Vec<Dying>,
     free_tags: Vec<Tag>,
     // By way, the step at which its link heals.
     heals: Vec<u64>,
@@ -88,7 +79,6 @@ struct Drive {
     cells: Vec<Cell>,
     value: u64,
     done: u64,
-    resent: u64,
     is_calm: bool,
 }
 
@@ -96,38 +86,44 @@ fn place(at: usize) -> WayIndex {
     WayIndex::new(at).expect("a few ways")
 }
 
+/// A queue that may have several ways, and the first of them.
+fn bench(seed: u64, ways: usize, random: &mut Random) -> (Bench, QueueId) {
+    let mut bench = Bench::of(seed, ways);
+    let (options, pulse) = (bench.queue_options(), Pulse::of(bench.plan.detect));
+    let rig = &mut bench.site.rig;
+    let queue = rig.add_engine(VOLUME, options, None).expect("memory");
+    let policy = [ChoicePolicy::Least, ChoicePolicy::RoundRobin][random.index(2)];
+    let engine = rig.engine_mut(queue);
+    engine.allow_ways(u16::try_from(random.index(4)).expect("few"), policy);
+    engine.set_pulse(Some(pulse));
+    bench.shared = Some(queue);
+    bench.ask_in(0, 0, None);
+    bench.come_in(0);
+    (bench, queue)
+}
+
 impl Drive {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x6472_6976);
         let ways = 2 + random.index(3);
-        let mut bench = Bench::of(seed, ways);
-        let (options, depth) = (bench.queue_options(), bench.plan.depth);
-        bench.shared = Some(bench.site.rig.add_engine(VOLUME, options, None).expect("memory"));
-        bench.ask_in(0, 0, None);
-        bench.come_in(0);
+        let (bench, queue) = bench(seed, ways, &mut random);
         let rules = WayRules { ways, reconnect_delay: Duration::from_millis(20) };
-        let now = bench.site.rig.now();
-        let policy = [ChoicePolicy::Least, ChoicePolicy::RoundRobin][random.index(2)];
-        let mut choice = Choice::new(u16::try_from(random.index(4)).expect("few"), policy);
-        choice.lives(place(0), WayTerms::default());
+        let (now, depth) = (bench.site.rig.now(), bench.plan.depth);
         Self {
             bench,
             random,
+            queue,
             lives: Lives::new(rules, place(0), Epoch(1), now),
-            limbo: Limbo::default(),
-            choice,
             newest: Epoch(1),
             places: BTreeMap::from([(Epoch(1), 0)]),
             coming: None,
             dropping: None,
-            dying: Vec::new(),
             free_tags: (0..depth).map(Tag).collect(),
             heals: vec![0; ways],
             releases: None,
             cells: (0..CELLS).map(|_| Cell::default()).collect(),
             value: 0,
             done: 0,
-            resent: 0,
             is_calm: false,
         }
     }
@@ -153,7 +149,6 @@ impl Drive {
         self.take_outcomes();
         self.take_answers();
         self.take_deaths();
-        self.take_destroyed();
         self.look();
         self.come_in();
         self.take_acts();
@@ -170,6 +165,11 @@ impl Drive {
                 way.break_link(silent);
             }
         }
+        if self.random.below(300) == 0 {
+            let aside: WaySet =
+                (0..self.heals.len()).filter(|_| self.random.chance(300)).map(place).collect();
+            self.bench.site.rig.engine_mut(self.queue).set_aside(aside);
+        }
         let store = self.bench.site.rig.store_mut();
         if self.releases.is_none() && store.changes_in_flight() > 0 && self.random.below(60) == 0 {
             store.hold();
@@ -179,16 +179,11 @@ impl Drive {
 
     fn take_outcomes(&mut self) {
         for outcome in self.bench.site.rig.take_outcomes() {
-            let by = self
-                .bench
-                .ways
-                .iter()
-                .position(|way| way.as_ref().is_some_and(|way| way.queue == outcome.queue));
-            let is_it = |request: &&mut Request| request.by == by && request.tag == outcome.tag;
+            let is_it =
+                |request: &&mut Request| request.looks_at.is_none() && request.tag == outcome.tag;
             let mut requests = self.cells.iter_mut().filter_map(|cell| cell.request.as_mut());
             let request = requests.find(is_it).expect("an outcome of a request");
             assert!(outcome.result >= 0, "errno {}", -outcome.result);
-            request.by = None;
             request.looks_at = Some(self.bench.site.rig.steps() + self.random.below(30));
         }
     }
@@ -196,34 +191,22 @@ impl Drive {
     /// The users of answered requests look at them.
     fn look(&mut self) {
         let (steps, len) = (self.steps(), self.bench.plan.block_bytes as usize);
-        let memory = self.bench.shared.expect("memory");
         for (at, cell) in self.cells.iter_mut().enumerate() {
             let is_due = |request: &mut Request| request.looks_at.is_some_and(|due| due <= steps);
             let Some(request) = cell.request.take_if(is_due) else { continue };
-            if request.op == IoOp::Write {
-                cell.holds = request.value;
-            } else {
-                let bytes = self.bench.site.rig.buffer(memory, request.tag, len);
-                let fine = bytes == block(cell.holds, len);
-                assert!(fine, "wrong data of cell {at}: {:?}", self.bench.log);
+            match request.op {
+                IoOp::Write => cell.holds = request.value,
+                IoOp::WriteZeroes => cell.holds = 0,
+                IoOp::Read => {
+                    let bytes = self.bench.site.rig.buffer(self.queue, request.tag, len);
+                    let fine = bytes == block(cell.holds, len);
+                    assert!(fine, "wrong data of cell {at}: {:?}", self.bench.log);
+                }
+                IoOp::Flush | IoOp::Discard => {}
             }
             self.free_tags.push(request.tag);
             self.done += 1;
         }
-    }
-
-    /// Paths that ended are destroyed, some time later.
-    fn take_destroyed(&mut self) {
-        let (rig, limbo) = (&mut self.bench.site.rig, &mut self.limbo);
-        self.dying.retain_mut(|dying| {
-            dying.has_ended |= !rig.take_path_ends(dying.queue).is_empty();
-            let is_destroyed = dying.has_ended && rig.has_let_go(dying.queue);
-            if is_destroyed {
-                limbo.destroyed(place(dying.at));
-                rig.drop_queue(dying.queue, true);
-            }
-            !is_destroyed
-        });
     }
 
     fn take_answers(&mut self) {
@@ -236,89 +219,82 @@ impl Drive {
                 assert_eq!(status, Status::Ok, "LOGIN of {:?}", coming.epoch);
                 coming.is_in = true;
                 match coming.join {
-                    None => self.limbo.all_dropped(),
-                    Some(joining) => {
-                        let ends = joining.join.ends.and_then(|ends| self.places.get(&ends));
-                        ends.into_iter().for_each(|at| self.limbo.dropped(place(*at)));
-                    }
+                    // The engine hears of that by its next path.
+                    None => self.places.clear(),
+                    Some(joining) => self.are_over(joining.join.ends),
                 }
             } else if let Some((_, request)) = self.dropping.take_if(|(by, _)| *by == at) {
                 assert_eq!(status, Status::Ok, "DROP");
-                for epoch in self.lives.dropped(place(at), &request) {
-                    if let Some(at) = self.places.remove(&epoch) {
-                        self.limbo.dropped(place(at));
-                    }
-                }
+                let over = self.lives.dropped(place(at), &request);
+                self.are_over(over);
             } else {
                 panic!("an answer to nothing");
             }
         }
     }
 
-    fn take_deaths(&mut self) {
-        for at in 0..self.heals.len() {
-            let Some(way) = &self.bench.ways[at] else { continue };
-            let (queue, lost) = (way.queue, way.lost);
-            let ended = !self.bench.site.rig.take_path_ends(queue).is_empty();
-            let late = |c: &Coming| c.at == at && c.since + TRY < self.steps();
-            if lost || ended || self.coming.as_ref().is_some_and(late) {
-                self.die(at, ended);
+    /// The target has ended these epochs.
+    fn are_over(&mut self, epochs: impl IntoIterator<Item = Epoch>) {
+        for epoch in epochs {
+            if let Some(at) = self.places.remove(&epoch) {
+                self.bench.site.rig.engine_mut(self.queue).way_dropped(place(at));
             }
         }
     }
 
-    fn die(&mut self, at: usize, has_ended: bool) {
+    fn take_deaths(&mut self) {
+        let ends = self.bench.site.rig.take_way_ends(self.queue);
+        let ended: WaySet = ends
+            .into_iter()
+            .filter(|(_, end)| *end != PathEnd::Dropped)
+            .map(|(way, _)| way)
+            .collect();
+        for at in 0..self.heals.len() {
+            let Some(way) = &self.bench.ways[at] else { continue };
+            let late = |c: &Coming| c.at == at && c.since + TRY < self.steps();
+            if way.lost || ended.has(place(at)) || self.coming.as_ref().is_some_and(late) {
+                self.die(at);
+            }
+        }
+    }
+
+    fn die(&mut self, at: usize) {
         let silent = self.is_broken(at);
         let (now, random) = (self.bench.site.rig.now(), self.random.bits());
         self.dropping = self.dropping.filter(|(by, _)| *by != at);
-        if let Some(coming) = self.coming.take_if(|coming| coming.at == at) {
-            self.bench.kill(at, silent);
-            if coming.join.is_some() {
-                self.lives.join_failed(place(at), JoinFailure::Transient, now, random);
-            }
-            return;
-        }
         let way = self.bench.ways[at].take().expect("a way");
         way.break_link(silent);
-        self.bench.site.rig.disconnect(way.queue);
-        self.dying.push(Dying { at, queue: way.queue, has_ended });
-        self.lives.died(place(at), now, random);
-        self.choice.died(place(at));
-        self.limbo.died(place(at), true);
-        let requests = self.cells.iter_mut().filter_map(|cell| cell.request.as_mut());
-        for request in requests.filter(|request| request.by == Some(at)) {
-            request.by = None;
-            request.old = Some(OldCopy { way: place(at), op: request.op });
-            self.resent += 1;
+        self.bench.site.rig.end_way(self.queue, place(at));
+        match self.coming.take_if(|coming| coming.at == at) {
+            Some(Coming { join: Some(_), .. }) => {
+                self.lives.join_failed(place(at), JoinFailure::Transient, now, random);
+            }
+            Some(_) => {}
+            None => self.lives.died(place(at), now, random),
         }
     }
 
-    /// A way that logged in gets its queue when its limbo is over, and then lives.
+    /// A way that logged in gets its path, and then lives.
     fn come_in(&mut self) {
         let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_in) else { return };
-        let at = coming.at;
-        if !coming.has_queue {
-            if !self.limbo.is_over(place(at)) || self.heals[at] > self.bench.site.rig.steps() {
+        let (at, epoch) = (coming.at, coming.epoch);
+        if !coming.has_path {
+            if self.heals[at] > self.bench.site.rig.steps() {
                 return;
             }
-            coming.has_queue = true;
-            let epoch = coming.epoch;
-            return self.bench.give_queue(at, epoch);
+            coming.has_path = true;
+            let beside = coming.join.is_some();
+            self.places.insert(epoch, at);
+            return self.bench.give_queue(at, epoch, beside);
         }
-        let queue = self.bench.way(at).queue;
-        if !self.bench.site.rig.is_connected(queue) {
+        if !self.bench.site.rig.engine_mut(self.queue).live_ways().has(place(at)) {
             return;
         }
-        let Some(Coming { epoch, join, .. }) = self.coming.take() else { return };
+        let Some(Coming { join, .. }) = self.coming.take() else { return };
         let now = self.bench.site.rig.now();
-        self.places.insert(epoch, at);
-        self.choice.lives(place(at), WayTerms::default());
         match join {
             None => self.lives.restarted(place(at), epoch, now),
-            Some(joining) => {
-                let over = self.lives.joined(&joining, now);
-                over.map(|over| self.places.remove(&over));
-            }
+            Some(joining) => _ = self.lives.joined(&joining, now),
         }
     }
 
@@ -362,49 +338,43 @@ impl Drive {
         }
         let (epoch, since) = (self.newest, self.steps());
         self.bench.ask_in(at, epoch.0, join.map(|joining| joining.join));
-        self.coming = Some(Coming { at, epoch, join, since, is_in: false, has_queue: false });
+        self.coming = Some(Coming { at, epoch, join, since, is_in: false, has_path: false });
     }
 
-    /// Makes requests, and sends those that may be sent.
+    /// Makes requests.
     fn send(&mut self) {
         let len = self.bench.plan.block_bytes as usize;
         for at in 0..CELLS {
-            if self.cells[at].request.is_none() && !self.is_calm && self.random.chance(300) {
-                self.value += 1;
-                let op = [IoOp::Read, IoOp::Write][self.random.index(2)];
-                // Any free buffer, so that each serves several cells in turn.
-                let free = self.random.index(self.free_tags.len());
-                let tag = self.free_tags.swap_remove(free);
-                let (by, old, looks_at) = (None, None, None);
-                let request = Request { op, value: self.value, tag, by, old, looks_at };
-                self.cells[at].request = Some(request);
-                let memory = self.bench.shared.expect("memory");
-                // The user's data is there before the request, and only then.
-                self.bench.site.rig.fill_buffer(memory, tag, &pattern(self.value, len));
-            }
-            let waits = |r: &&Request| r.by.is_none() && r.looks_at.is_none();
-            let Some(request) = self.cells[at].request.as_ref().filter(waits) else { continue };
-            if request.old.is_some_and(|old| !self.limbo.may_send(old)) {
+            if self.cells[at].request.is_some() || self.is_calm || !self.random.chance(300) {
                 continue;
             }
-            let (op, tag) = (request.op, request.tag);
-            let cells = &self.cells;
-            let load = |way: WayIndex| {
-                let its = |cell: &&Cell| {
-                    cell.request.as_ref().is_some_and(|request| request.by == Some(way.get()))
-                };
-                let unanswered = u32::try_from(cells.iter().filter(its).count()).expect("few");
-                WayLoad { unanswered, awaited_bytes: u64::from(unanswered) << 17 }
+            self.value += 1;
+            let op = match self.random.index(10) {
+                0 => IoOp::Flush,
+                1 => IoOp::WriteZeroes,
+                2..=5 => IoOp::Read,
+                _ => IoOp::Write,
             };
-            let bytes = [4 << 10, 128 << 10][self.random.index(2)];
-            let Some(way) = self.choice.choose(bytes, load) else { continue };
-            let queue = self.bench.way(way.get()).queue;
+            // Any free buffer, so that each serves several cells in turn.
+            let free = self.random.index(self.free_tags.len());
+            let tag = self.free_tags.swap_remove(free);
+            let (value, since, looks_at) = (self.value, self.steps(), None);
+            self.cells[at].request = Some(Request { op, value, tag, since, looks_at });
             let rig = &mut self.bench.site.rig;
-            let io = rig.request(queue, op, (at * len) as u64, len as u64);
-            rig.submit(queue, tag, io).expect("a free tag");
-            if let Some(request) = &mut self.cells[at].request {
-                (request.by, request.old) = (Some(way.get()), None);
-            }
+            // The user's data is there before the request, and only then.
+            rig.fill_buffer(self.queue, tag, &pattern(self.value, len));
+            let range = if op == IoOp::Flush { (0, 0) } else { ((at * len) as u64, len as u64) };
+            let io = rig.request(self.queue, op, range.0, range.1);
+            rig.submit(self.queue, tag, io).expect("a free tag");
+        }
+    }
+
+    /// No request waits for ever.
+    fn check_patience(&self) {
+        let steps = self.steps();
+        for request in self.cells.iter().filter_map(|cell| cell.request.as_ref()) {
+            let waits = request.looks_at.is_none() && steps - request.since > PATIENCE;
+            assert!(!waits, "{:?} waits: {:?}", request.tag, self.bench.log);
         }
     }
 }
@@ -422,6 +392,7 @@ pub fn drive(seed: u64) -> u64 {
     let mut drive = Drive::new(seed);
     for _ in 0..STEPS {
         drive.step();
+        drive.check_patience();
         drive.is_calm |= drive.done >= REQUESTS;
         let is_idle = drive.cells.iter().all(|cell| cell.request.is_none());
         let all_live = drive.lives.living().count() == drive.heals.len();
@@ -439,5 +410,5 @@ pub fn drive(seed: u64) -> u64 {
         assert!(bytes == block(cell.holds, len), "stale data in the store");
     }
     assert_eq!(drive.bench.site.breaches(), [] as [String; 0]);
-    drive.resent
+    drive.bench.site.rig.queue_counts(drive.queue).replayed
 }

@@ -4,7 +4,7 @@
 //! The control, the poll groups and the engines are the real ones; the network and the store are in
 //! memory. A scene has a way die while the store holds its write, and writes the same blocks again
 //! by the other way as soon as the target says that the first epoch is over. [`drive()`] does all
-//! that at random, with the parts of the initiator that decide about ways.
+//! that at random: one queue of the real engine has a path of each way.
 
 mod drive;
 
@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::io::IoOp;
+use rblk_initiator::engine::path::Path;
 use rblk_initiator::engine::pulse::Pulse;
+use rblk_initiator::engine::ways::WayIndex;
 use rblk_initiator::volume::admin::AdminChannel;
 use rblk_protocol::{
     AccessMode, ConnectionKind, DropRequest, Epoch, Features, Generation, HelloRequest, HostId,
@@ -46,8 +48,6 @@ struct Way {
     epoch: Epoch,
     admin: AdminEnd,
     queue: QueueId,
-    // The queue whose buffers its requests have.
-    memory: QueueId,
     wires: Vec<FaultyWire>,
     // The answer to the command that is under way.
     answer: Option<(Status, Vec<u8>)>,
@@ -70,7 +70,7 @@ struct Bench {
     session: SessionId,
     handle: VolumeHandle,
     ways: Vec<Option<Way>>,
-    // A queue without a path, whose buffers all ways have.
+    // The queue that has a path of every way. Without it each way has a queue of its own.
     shared: Option<QueueId>,
     tag: u16,
 }
@@ -187,12 +187,14 @@ impl Bench {
         let sizes = AdminChannel::qp_limits();
         let end = rig.raw_end(admitted, admin::options(), sizes).expect("a connection");
         let admin = AdminEnd::new(end, admitted.epoch, rig.now());
-        let queue = rig.add_engine(VOLUME, options, None).expect("a queue");
+        let queue = self.shared.unwrap_or_else(|| {
+            let queue = rig.add_engine(VOLUME, options, None).expect("a queue");
+            rig.engine_mut(queue).set_pulse(Some(Pulse::of(self.plan.detect)));
+            queue
+        });
         let wires = vec![admin.wire().clone()];
-        rig.engine_mut(queue).set_pulse(Some(Pulse::of(self.plan.detect)));
         let (epoch, answer, lost) = (admitted.epoch, None, false);
-        let memory = self.shared.unwrap_or(queue);
-        let way = Way { epoch, admin, queue, memory, wires, answer, lost };
+        let way = Way { epoch, admin, queue, wires, answer, lost };
         assert!(self.ways[at].replace(way).is_none(), "it lives");
     }
 
@@ -215,24 +217,28 @@ impl Bench {
         if self.handle == VolumeHandle(0) {
             self.open(at);
         }
-        self.give_queue(at, reply.epoch);
+        self.give_queue(at, reply.epoch, false);
         let queue = self.way(at).queue;
         self.wait("a self-test", |bench| bench.site.rig.is_connected(queue).then_some(()));
     }
 
-    /// Connects the queue of a way that logged in.
-    fn give_queue(&mut self, at: usize, epoch: Epoch) {
-        let (Way { queue, memory, .. }, handle) = (self.way(at), self.handle);
-        let (queue, memory) = (*queue, *memory);
+    /// Connects the queue of a way that logged in. With `beside` the paths of other ways stay.
+    fn give_queue(&mut self, at: usize, epoch: Epoch, beside: bool) {
+        let (queue, handle) = (self.way(at).queue, self.handle);
         let Knock::Admitted(join) = self.knock(ConnectionKind::Io { queue: 0 }, epoch) else {
             panic!("refused")
         };
         let options = self.queue_options();
         let rig = &mut self.site.rig;
-        let buffers = Arc::clone(rig.buffers(memory));
+        let buffers = Arc::clone(rig.buffers(queue));
         let (path, wires) = rig.path(&[join], handle, options, &buffers).expect("a path");
         self.ways[at].as_mut().expect("a way").wires.extend(wires.iter().cloned());
-        rig.give_path(queue, path, wires);
+        let way = if self.shared.is_some() { at } else { 0 };
+        let path = Path { way: WayIndex::new(way).expect("a place"), ..path };
+        match beside {
+            true => rig.join_path(queue, path, wires),
+            false => rig.give_path(queue, path, wires),
+        }
     }
 
     fn open(&mut self, at: usize) {

@@ -104,6 +104,12 @@ impl Choice {
         self.decide();
     }
 
+    /// The ways that live.
+    #[must_use]
+    pub fn live(&self) -> WaySet {
+        self.live
+    }
+
     /// The ways in use.
     #[must_use]
     pub fn used(&self) -> WaySet {

@@ -61,6 +61,12 @@ impl Limbo {
         self.undropped = WaySet::NONE;
     }
 
+    /// The places with a path that is not destroyed.
+    #[must_use]
+    pub fn undestroyed(&self) -> WaySet {
+        self.undestroyed
+    }
+
     /// Whether a place may take its next path.
     #[must_use]
     #[inline]

@@ -11,11 +11,17 @@ pub mod way_set;
 
 use rblk_protocol::limits::WAYS_MAX;
 
+/// The number of places.
+pub(crate) const PLACES: usize = WAYS_MAX as usize;
+
 /// The place of a way in the queues of its mount, below [`WAYS_MAX`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WayIndex(u8);
 
 impl WayIndex {
+    /// The way of a mount that uses one at a time.
+    pub const FIRST: Self = Self(0);
+
     /// The place with this number. `None`: a mount has fewer.
     #[must_use]
     pub fn new(place: usize) -> Option<Self> {

@@ -51,7 +51,9 @@ impl QueueThread {
         mail: Receiver<ToQueue>,
         stats: Arc<QueueStats>,
     ) -> io::Result<Self> {
-        let QueueParts { config, buffers, data_max, block_size, ledger, pulse, outbox, .. } = parts;
+        let QueueParts {
+            config, buffers, data_max, block_size, ledger, ways, pulse, outbox, ..
+        } = parts;
         let shared = parts.shared.len();
         // Timers of this thread are exact: a gathering is shorter than the usual 50 µs of slack.
         let _ = nix::sys::prctl::set_timerslack(1);
@@ -72,6 +74,7 @@ impl QueueThread {
             data_max,
             shared,
             ledger,
+            ways,
             pulse,
             mail,
             outbox,
@@ -93,13 +96,9 @@ impl QueueThread {
                 }
                 UblkEvent::Watch(MAIL) => self.driver.clear_mail(),
                 // A socket that ended is checked, too.
-                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _)
-                    if self.driver.is_of_path(token) =>
-                {
-                    self.driver.clear_path_event();
+                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _) => {
+                    self.driver.clear_event_of(token);
                 }
-                // A token of an earlier path.
-                UblkEvent::Watch(_) | UblkEvent::WatchEnded(..) => {}
                 UblkEvent::Stopping => {
                     self.stopping = true;
                     // The driver waits for the answers to its requests.
@@ -253,7 +252,7 @@ impl DataThread for QueueThread {
     }
 
     fn ask_devices(&mut self) {
-        self.driver.clear_path_event();
+        self.driver.clear_path_events();
     }
 
     fn yielded(&mut self) {

@@ -31,7 +31,7 @@ mod shape;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::width::narrow;
-use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags};
+use rblk_protocol::{Epoch, InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags};
 
 use failback::{Failback, Probed};
 use rounds::Rounds;
@@ -261,6 +261,14 @@ impl Course {
         match (self.state, self.lost_at, self.rules.fail_after) {
             (CourseState::Lost, Some(at), Some(after)) => at.checked_add(after),
             _ => None,
+        }
+    }
+
+    /// One more way joins the session, in this epoch: it was never named before. Write the note
+    /// before the way is tried.
+    pub fn joins(&mut self, epoch: Epoch) {
+        if let Some((_, newest)) = &mut self.facts.resume {
+            *newest = (*newest).max(epoch);
         }
     }
 

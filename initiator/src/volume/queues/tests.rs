@@ -31,12 +31,12 @@ fn a_queue_that_is_not_driven_keeps_one_path_in_its_box() {
         // Only the running try waits for an answer.
         last = Some(answer);
         queues.connect(vec![(0, path(&network, &buffers, epoch))]);
-        assert_eq!(queues.threads[0].paths, 1, "epoch {epoch}");
+        assert_eq!(queues.threads[0].paths[0], 1, "epoch {epoch}");
         assert_eq!(Arc::strong_count(&buffers) - unused, of_one_path, "epoch {epoch}");
         if epoch % 2 == 0 {
             queues.fail(Some(5));
             queues.disconnect();
-            assert_eq!(queues.threads[0].paths, 0, "the next one makes it pointless");
+            assert_eq!(queues.threads[0].paths[0], 0, "the next one makes it pointless");
             assert_eq!(Arc::strong_count(&buffers), unused, "epoch {epoch}");
             queues.release();
             queues.connect(vec![(0, path(&network, &buffers, epoch))]);
@@ -64,5 +64,5 @@ fn a_queue_that_is_not_driven_keeps_one_path_in_its_box() {
     // A queue that left takes no path: the path is destroyed.
     drop(receiver);
     queues.connect(vec![(0, path(&network, &buffers, 3001))]);
-    assert_eq!((queues.threads[0].paths, Arc::strong_count(&buffers)), (1, unused));
+    assert_eq!((queues.threads[0].paths[0], Arc::strong_count(&buffers)), (1, unused));
 }

@@ -29,6 +29,7 @@ use rblk_protocol::auth::Hellos;
 
 use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
+use crate::engine::ways::WayIndex;
 use crate::front::disk::FRONT;
 use crate::volume::admin::TargetNews;
 use crate::volume::begin::{First, MayOpen, connect_first};
@@ -424,7 +425,7 @@ impl Mount {
 
     fn on_path_end(&mut self, queue: u16, end: PathEnd) {
         let (link, queues) = self.volume.parts_mut();
-        link.on_path_end(queue, end, queues);
+        link.on_path_end((queue, WayIndex::FIRST), end, queues);
     }
 
     fn on_event(&mut self, news: Result<TargetNews, SessionError>) {
