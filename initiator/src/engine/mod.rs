@@ -343,8 +343,8 @@ impl Engine {
         false
     }
 
-    /// Descriptors to sleep on, of the path of a queue with one way: one of them is readable when an armed CQ has a
-    /// completion.
+    /// Descriptors to sleep on, of the path of a queue with one way: one of them is readable when
+    /// an armed CQ has a completion.
     #[must_use]
     pub fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.path.as_ref().map_or([None, None], |path| path.poller().event_fds())

@@ -170,8 +170,8 @@ impl Engine {
         self.end_limbo(|limbo| limbo.dropped(way));
     }
 
-    /// The way of the dead path that the waiting request of a tag was under way on, while the target
-    /// or a device may still do that copy of it.
+    /// The way of the dead path that the waiting request of a tag was under way on, while the
+    /// target or a device may still do that copy of it.
     #[must_use]
     pub fn old_way(&self, tag: Tag) -> Option<WayIndex> {
         let old = (*self.ways.as_ref()?.old.get(tag.index())?)?;

@@ -23,6 +23,7 @@ use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
+use crate::engine::ways::WayIndex;
 use rblk_operate::mount::configured::KeysFile;
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
@@ -295,8 +296,15 @@ async fn connect_any(
     let (mut last, mut faults) = (None, Vec::new());
     for address in addresses {
         let (host, credentials) = (&known_by.host, known_by.credentials());
-        match Session::begin(address, &options(config), host, credentials).await {
-            Ok(session) => return Ok((session, faults)),
+        let known_by = (host, credentials);
+        match Session::begin_by(address, &options(config), known_by, config.uses_all_paths()).await
+        {
+            Ok(mut session) => {
+                if let Some(way) = WayIndex::new(faults.len()).filter(|_| config.uses_all_paths()) {
+                    session.set_way(way);
+                }
+                return Ok((session, faults));
+            }
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");
                 faults.push(said_once(&error));

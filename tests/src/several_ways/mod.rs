@@ -7,6 +7,7 @@
 //! that at random: one queue of the real engine has a path of each way.
 
 mod drive;
+mod others;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,7 @@ use crate::sim::plan::Plan;
 use crate::sim::site::{self, Knock, Site};
 use crate::storm::VOLUME;
 pub use drive::drive;
+pub use others::others_go_on;
 
 /// Steps within which anything happens that is due.
 const PATIENCE: u64 = 20_000;
@@ -448,5 +450,6 @@ pub fn run(seed: u64) {
     held_write(seed);
     joins_and_returns(seed);
     late_login(seed);
+    others_go_on(seed);
     drive(seed);
 }

@@ -29,6 +29,17 @@ fn a_login_that_was_given_up_comes_too_late() {
 }
 
 #[test]
+fn a_dead_way_delays_no_request_of_another() {
+    let mut waited = 0;
+    for seed in seeds(long::times(60, 600)) {
+        println!("seed {seed}");
+        waited += u64::from(several_ways::others_go_on(seed));
+    }
+    // Otherwise no request was on the way that died.
+    assert!(std::env::var_os("RBLK_SEED").is_some() || waited > 10, "{waited}");
+}
+
+#[test]
 fn reads_see_the_last_write_whichever_ways_die() {
     let mut resent = 0;
     for seed in seeds(long::times(60, 2000)) {

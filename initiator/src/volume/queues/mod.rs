@@ -135,6 +135,12 @@ impl Queues {
         self.handles().map(|queue| queue.stats.answered()).sum()
     }
 
+    /// Counts the I/Os answered so far, in another task.
+    pub(super) fn io_count(&self) -> impl Fn() -> u64 + Send + Sync + use<> {
+        let stats: Vec<_> = self.handles().map(|queue| Arc::clone(&queue.stats)).collect();
+        move || stats.iter().map(|stats| stats.answered()).sum()
+    }
+
     /// The counters of each queue.
     pub(crate) fn counts(&self) -> Vec<QueueCounts> {
         self.handles().map(|queue| queue.stats.snapshot()).collect()
@@ -170,6 +176,28 @@ impl Queues {
             thread.paths[path.way.get()] += 1;
             thread.post(ToQueue::Connect(Box::new(path)));
         }
+    }
+
+    /// Gives each queue one more path, beside those of other ways.
+    pub(super) fn add_way(&mut self, paths: Vec<(u16, Path)>) {
+        for (queue, path) in paths {
+            let Some(thread) = self.threads.get_mut(usize::from(queue)) else {
+                path.retire();
+                continue;
+            };
+            thread.paths[path.way.get()] += 1;
+            thread.post(ToQueue::Join(Box::new(path)));
+        }
+    }
+
+    /// A way is lost: requests go by the others.
+    pub(super) fn end_way(&mut self, way: WayIndex) {
+        self.post_all(|| ToQueue::EndWay(way));
+    }
+
+    /// The target has ended the epoch of a way that was lost.
+    pub(super) fn way_dropped(&mut self, way: WayIndex) {
+        self.post_all(|| ToQueue::WayDropped(way));
     }
 
     /// A path of a queue ended. Returns whether the queue has a newer one of that way already.

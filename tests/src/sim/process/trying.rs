@@ -17,11 +17,10 @@ use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, Features, HelloReject, HelloRequest, LoginReply,
     LoginRequest, Opcode, OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,
-    VolumeHandle,
 };
 use rblk_rig::inprocess::{Join, QueueOptions};
 
-use super::phase::{Going, Phase, Trying};
+use super::phase::{Destination, Going, Phase, Trying};
 use super::ways::way_of;
 use super::{EBADE, Ground, Process, Session};
 use crate::sim::admin::{self, AdminEnd, Heard};
@@ -30,22 +29,6 @@ use crate::sim::site::{self, Knock};
 
 /// The time limit of a LOGIN or OPEN that waits for the end of older connections.
 const WAITING_LIMIT: Duration = Duration::from_secs(35);
-
-/// The end of the I/O connections of a session that has the volume.
-pub(super) struct Destination {
-    pub(super) address: usize,
-    pub(super) session: SessionId,
-    pub(super) epoch: Epoch,
-    pub(super) volume: VolumeHandle,
-}
-
-impl Trying {
-    /// Where its I/O connections go, once it has the volume.
-    pub(super) fn destination(&self) -> Option<Destination> {
-        let (login, volume, address) = (self.login?, self.volume?.handle, self.attempt.address);
-        Some(Destination { address, session: login.session, epoch: login.epoch, volume })
-    }
-}
 
 impl Process {
     pub(super) fn begin_try(&mut self, attempt: Attempt, take_over: bool, ground: &mut Ground<'_>) {

@@ -15,7 +15,7 @@ use rblk_protocol::{
     ConnectionKind, DropRequest, Epoch, LoginReply, LoginRequest, Opcode, SessionId, Status,
 };
 
-use super::trying::Destination;
+use super::phase::Destination;
 use super::{Ground, Process, Session};
 use crate::sim::admin::{self, AdminEnd, Heard};
 use crate::sim::plan::Moment;

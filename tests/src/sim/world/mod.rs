@@ -60,6 +60,8 @@ pub struct Report {
     pub lasting: u64,
     /// Mounts made again after a lasting loss, with working flushes.
     pub remounts: u64,
+    /// LOGINs beside other ways, and DROPs, that the target answered.
+    pub way_changes: u64,
     /// A hash of all events.
     pub fingerprint: u64,
 }
@@ -76,6 +78,7 @@ impl Report {
         self.recoveries += other.recoveries;
         self.lasting += other.lasting;
         self.remounts += other.remounts;
+        self.way_changes += other.way_changes;
         self.fingerprint ^= other.fingerprint;
     }
 }
@@ -246,7 +249,10 @@ impl World {
         for decided in self.site.pump(&mut self.log, &mut self.moments) {
             match decided {
                 Decided::LoggedIn(host) => self.oracle.new_attempt(host, |_| true),
-                Decided::Ended { host, epochs } => self.epochs_ended(host, &epochs),
+                Decided::Ended { host, epochs } => {
+                    self.report.way_changes += 1;
+                    self.epochs_ended(host, &epochs);
+                }
                 Decided::Threatened(host) => {
                     for mount in self.mounts.iter_mut().filter(|m| m.number != host) {
                         mount.threatened = true;
