@@ -229,14 +229,15 @@ fn one_of_two_ways_dies_again_and_again() {
         });
         let threads: Vec<_> = threads.collect();
         // An admin connection and two queues for each way.
-        let both = || {
+        let both_after = |epoch: u32| {
             let sessions = target.status().sessions;
             assert_eq!(volume.state(), State::Connected);
             // A probe has a session for a moment, too, and opens nothing.
             let session = sessions.iter().find(|session| !session.volumes.is_empty());
-            (session.expect("the session").connections == 6).then_some(())
+            let session = session.expect("the session");
+            (session.connections == 6 && session.epoch > epoch).then_some(session.epoch)
         };
-        wait_for("both ways", both);
+        let mut epoch = wait_for("both ways", || both_after(1));
         for round in 0..6 {
             let relay = &relays[round % 2];
             relay.cut();
@@ -247,8 +248,7 @@ fn one_of_two_ways_dies_again_and_again() {
                 std::thread::sleep(4 * MOMENT);
                 relay.listen();
             }
-            std::thread::sleep(MOMENT);
-            wait_for("both ways again", both);
+            epoch = wait_for("both ways again", || both_after(epoch));
         }
         is_over.store(true, Ordering::Relaxed);
         let counts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();

@@ -126,8 +126,10 @@ impl PathChange {
                 self.warn(now);
             }
         }
+        // The next path would end the others: they joined it.
+        let is_next = self.next.is_some();
         for join in &mut self.joins {
-            if let Some(path) = join.take_if(|path| engine.may_join(path.way)) {
+            if let Some(path) = join.take_if(|path| !is_next && engine.may_join(path.way)) {
                 new.insert(path.way);
                 engine.join(*path, now);
             }

@@ -81,7 +81,8 @@ pub fn others_go_on(seed: u64) -> bool {
         // Its tag stays with the write that the store holds.
         bench.tag = held.0;
         // The store serves the blocks of a slot of the cache one after the other.
-        let place = ((bench.plan.volume_bytes / 2 + block * random.index(3)) as u64, block);
+        let half = bench.plan.volume_bytes / 2;
+        let place = ((half + block * random.index(half / block)) as u64, block);
         let write = bench.begin(1 - dead, IoOp::Write, place, 10 + round);
         finish(&mut bench, &[write], SOON);
         let read = bench.begin(1 - dead, IoOp::Read, place, 0);
