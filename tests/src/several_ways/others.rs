@@ -9,7 +9,7 @@ use rblk_protocol::{DropRequest, Epoch, Join, Opcode, Status, Tag};
 use rblk_rig::inprocess::QueueId;
 use rblk_rig::seed::Random;
 
-use super::Bench;
+use super::{Bench, PATIENCE};
 use crate::bed::pattern;
 use crate::storm::VOLUME;
 
@@ -96,7 +96,8 @@ pub fn others_go_on(seed: u64) -> bool {
     let (status, _) = bench.wait("DROP", |bench| bench.answer(1 - dead));
     assert_eq!(status, Status::Ok);
     bench.site.rig.engine_mut(queue).way_dropped(way);
-    finish(&mut bench, &[held], SOON);
+    // The QPs of the dead way may be destroyed late.
+    finish(&mut bench, &[held], PATIENCE);
     bench.tag = held.0;
     let read = bench.begin(1 - dead, IoOp::Read, (0, block), 0);
     finish(&mut bench, &[read], SOON);
