@@ -411,9 +411,12 @@ fn target_spec(
     number: u16,
 ) -> Result<(TargetSpec, Vec<Undo>)> {
     let mut notes = Vec::new();
-    let file = |path: PathBuf| ["--file".to_owned(), format!("{VOLUME}={}", path.display())];
+    let mut tables = None;
+    let file = |path: PathBuf| vec!["--file".to_owned(), format!("{VOLUME}={}", path.display())];
     let volume = match setting.volume {
-        CompareVolume::Memory => ["--memory".to_owned(), format!("{VOLUME}={}", setting.bytes)],
+        CompareVolume::Memory => {
+            vec!["--memory".to_owned(), format!("{VOLUME}={}", setting.bytes)]
+        }
         CompareVolume::RamDisk => {
             let disks = RamDisks::make(&setting.modules, setting.bytes)?;
             // The first two are those of `local` and of nvmet.
@@ -423,6 +426,12 @@ fn target_spec(
             let (path, undo) = setting.file(key)?;
             notes.push(undo);
             file(path)
+        }
+        CompareVolume::UncachedFile => {
+            let (path, undo) = setting.file(key)?;
+            notes.push(undo);
+            tables = Some(uncached(&path));
+            Vec::new()
         }
     };
     let address = match variant.carrier {
@@ -436,9 +445,18 @@ fn target_spec(
         programs: variant.programs.clone().unwrap_or_else(|| setting.programs.clone()),
         environment: variant.environment.clone(),
         with_keys: setting.with_keys,
+        tables,
         flags: volume.into_iter().chain(variant.target_flags.iter().cloned()).collect(),
     };
     Ok((spec, notes))
+}
+
+/// The table of an uncached volume in a file.
+fn uncached(file: &Path) -> String {
+    let path = file.display().to_string();
+    format!(
+        "[[volume]]\nname = \"{VOLUME}\"\nstore = \"file\"\npath = {path:?}\ncache = \"none\"\n"
+    )
 }
 
 fn connected_nbd() -> Vec<PathBuf> {

@@ -14,6 +14,7 @@ mod connect;
 mod idle;
 mod neighbour;
 mod queue;
+pub(crate) mod sleepers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -57,6 +58,7 @@ impl Setting {
             programs: self.programs.clone(),
             environment: Vec::new(),
             with_keys,
+            tables: None,
             flags: flags.to_vec(),
         };
         Target::start(&self.journal, &spec)

@@ -17,8 +17,8 @@ use crate::record::losses::LossNotes;
 use crate::record::{
     AtRisk, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume, StateDirectory,
 };
-use crate::store::{Backing, StoreIdentity};
-use crate::volume::Placement;
+use crate::store::{Backing, OpenStore, StoreIdentity};
+use crate::volume::{Placement, Volume};
 
 /// The records of this run's volumes, on their way to the disk.
 #[derive(Debug)]
@@ -44,8 +44,12 @@ impl Persister {
         let directory = std::mem::replace(&mut parts.state, StateDirectory::nothing());
         let keeping = directory.keeping();
         let mut records = Records::on_this_machine(Box::new(directory))?;
-        let served: Vec<ServedVolume> =
-            parts.volumes.iter().map(|v| ServedVolume::from(&**v)).collect();
+        let served = |volume: &Arc<Volume>| {
+            let store = parts.backings.get(&volume.index);
+            let attachment = store.and_then(OpenStore::attachment);
+            ServedVolume { attachment, ..ServedVolume::from(&**volume) }
+        };
+        let served: Vec<ServedVolume> = parts.volumes.iter().map(served).collect();
         for volume in &served {
             let before = records.load(volume)?;
             tracing::info!(volume = %volume.name, %before, "the record that the run before left of the volume");

@@ -10,7 +10,8 @@ use rblk_operate::said_once;
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
-use super::reread::{Reread, with_files};
+use super::file_work::with_files;
+use super::reread::Reread;
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
 use crate::control::volumes::change_files::ChangeFiles;
@@ -137,7 +138,9 @@ pub(in crate::control) async fn open(
 ) -> Result<Arc<OpenedVolume>, String> {
     let name = config.name.clone();
     let late = || format!("the file or device of {name} was not opened");
-    with_files(late, move || match open_one(0, &config, &target) {
+    let place =
+        config.path.as_deref().map_or(format!("volume {name}"), |path| path.display().to_string());
+    with_files(place, late, move || match open_one(0, &config, &target) {
         Ok(opened) => Ok(Arc::new(opened)),
         Err(error) => Err(said_once(error.as_ref())),
     })

@@ -493,7 +493,8 @@ impl Volumes {
         persister: &Persister,
     ) -> Result<(), String> {
         let begins = self.underway.as_ref().is_some_and(|it| it.files.opened.is_some());
-        let served = ServedVolume { begins, ..ServedVolume::from(volume) };
+        let attachment = self.backing(volume.index).and_then(OpenStore::attachment);
+        let served = ServedVolume { begins, attachment, ..ServedVolume::from(volume) };
         persister.serve(ticket.0, served)
     }
 
