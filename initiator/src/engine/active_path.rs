@@ -1,4 +1,4 @@
-//! [`ActivePath`]: a path that an engine works on: its CQ and its lanes.
+//! [`ActivePath`]: a path that an engine works on: its CQ, its lanes, and the lane of each request.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,11 @@ use rblk_protocol::limits::LANES_MAX;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
     CapsuleError, CommandCapsule, Features, Immediate, Mutation, ResponseList, Sequence, Status,
+    Tag,
 };
 
 use super::PathEnd;
-use super::answer::{Carrier, CommandAnswer, LaneIndex};
+use super::answer::{CommandAnswer, LaneIndex};
 use super::beat::Due;
 use super::lane::{CompletedWr, Lane};
 use super::path::{DeadPath, Path, Tested};
@@ -53,6 +54,9 @@ pub(super) struct ActivePath {
     // Some lane may have WRs to post.
     has_wrs: bool,
     lanes: Box<[Lane]>,
+    // By tag, the lane of the last request sent by this path. `NONE` if there is none, or if the
+    // tag's last request was sent by the path of another way.
+    lane_of: Box<[LaneIndex]>,
 }
 
 impl ActivePath {
@@ -61,12 +65,14 @@ impl ActivePath {
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
         let Path { mut poller, connections, proofs, memory, accept, epoch, volume, .. } = path;
         let (lane_bytes, way, way_terms) = (path.lane_bytes, path.way, path.way_terms);
+        let lane_of = vec![LaneIndex::NONE; usize::from(accept.depth.get())].into_boxed_slice();
         if let Some(Tested { lanes, sequence }) = path.tested {
             let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
             let terms = terms.of_way(way, way_terms);
             let lanes = lanes.into_iter().enumerate();
             let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
-            let path = Self { poller, terms, sequence, ready: true, has_wrs: false, lanes };
+            let path =
+                Self { poller, terms, sequence, ready: true, has_wrs: false, lanes, lane_of };
             return if fits { Ok(path) } else { Err(Box::new(path.end())) };
         }
         let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
@@ -98,7 +104,7 @@ impl ActivePath {
             Lane::begin(index, *qp, &terms, sequence, proofs.get(index), now)
         });
         let lanes = lanes.collect();
-        Ok(Self { poller, terms, sequence, ready: false, has_wrs: true, lanes })
+        Ok(Self { poller, terms, sequence, ready: false, has_wrs: true, lanes, lane_of })
     }
 
     /// The path for a later queue, once every lane is tested and no WR is queued.
@@ -253,10 +259,22 @@ impl ActivePath {
         Ok(passed)
     }
 
-    /// The QP of a command by that lane.
+    /// Whether a request under way went by that lane.
     #[inline]
-    pub(super) fn carrier(&self, lane: LaneIndex) -> Carrier {
-        Carrier { way: self.terms.way(), lane }
+    pub(super) fn went_by(&self, tag: Tag, index: LaneIndex) -> bool {
+        self.lane_of.get(tag.index()) == Some(&index)
+    }
+
+    /// Whether a request under way went by this path.
+    pub(super) fn carries(&self, tag: Tag) -> bool {
+        self.lane_of.get(tag.index()).is_some_and(|index| *index != LaneIndex::NONE)
+    }
+
+    /// A request of that tag was sent by the path of another way.
+    pub(super) fn sent_by_other(&mut self, tag: Tag) {
+        if let Some(index) = self.lane_of.get_mut(tag.index()) {
+            *index = LaneIndex::NONE;
+        }
     }
 
     /// A request of that lane was answered.
@@ -290,6 +308,7 @@ impl ActivePath {
         data: Option<Sge>,
         bytes: u32,
     ) {
+        self.lane_of[command.tag.index()] = index;
         self.has_wrs = true;
         let (lane, terms) = self.lane(index);
         lane.queue_command(terms, command, data);

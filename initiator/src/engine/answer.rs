@@ -1,32 +1,16 @@
 //! [`CommandAnswer`]: the target's answer to one command, and the lane that it came by.
-//! [`Carrier`]: the way and the lane of a command.
 
 use rblk_protocol::{Sequence, Status, Tag};
 
-use super::ways::WayIndex;
-
 /// The index of a lane in its path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct LaneIndex(pub(super) u8);
+pub(super) struct LaneIndex(pub(super) u8);
 
 impl LaneIndex {
     /// The lane of small commands, and of work without a lane.
     pub(super) const FIRST: Self = Self(0);
-}
-
-/// The QP of a command among all of its queue. On another QP an answer could overtake its data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Carrier {
-    pub(super) way: WayIndex,
-    pub(super) lane: LaneIndex,
-}
-
-#[cfg(test)]
-impl Carrier {
-    /// The first lane of that way.
-    pub(super) fn of(way: WayIndex) -> Self {
-        Self { way, lane: LaneIndex::FIRST }
-    }
+    /// No lane.
+    pub(super) const NONE: Self = Self(u8::MAX);
 }
 
 /// An answer, by immediate or in a list.

@@ -12,15 +12,13 @@
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};
 
-use super::answer::Carrier;
 use super::io::{Io, IoOp};
-use super::ways::WayIndex;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TagState {
     Idle,
     Queued(Io),
-    Sent(Io, Sequence, Carrier),
+    Sent(Io, Sequence),
 }
 
 /// Commands by tag.
@@ -98,20 +96,15 @@ impl Inflight {
         }
     }
 
-    /// Records that a waiting request was sent with that sequence, by that QP.
+    /// Records that a waiting request was sent with that sequence.
     ///
     /// # Errors
     /// The tag does not wait.
-    pub(crate) fn send(
-        &mut self,
-        tag: Tag,
-        sequence: Sequence,
-        by: Carrier,
-    ) -> Result<(), WrongState> {
+    pub(crate) fn send(&mut self, tag: Tag, sequence: Sequence) -> Result<(), WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state @ TagState::Queued(_)) => {
                 if let TagState::Queued(io) = *state {
-                    *state = TagState::Sent(io, sequence, by);
+                    *state = TagState::Sent(io, sequence);
                 }
                 self.queued -= 1;
                 self.sent += 1;
@@ -121,19 +114,19 @@ impl Inflight {
         }
     }
 
-    /// Takes an answer for a tag; `answers` checks it against the request, its sequence and its QP.
-    /// Returns the request.
+    /// Takes an answer for a tag; `answers` checks it against the request and its sequence. Returns
+    /// the request.
     ///
     /// # Errors
     /// No request was sent with that tag, or it had another sequence: the peer broke a rule.
     pub(crate) fn answer(
         &mut self,
         tag: Tag,
-        answers: impl FnOnce(&Io, Sequence, Carrier) -> bool,
+        answers: impl FnOnce(&Io, Sequence) -> bool,
     ) -> Result<Io, WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state) => match *state {
-                TagState::Sent(io, sequence, by) if answers(&io, sequence, by) => {
+                TagState::Sent(io, sequence) if answers(&io, sequence) => {
                     *state = TagState::Idle;
                     self.sent -= 1;
                     self.data_bytes -= u64::from(io.data_bytes);
@@ -145,15 +138,14 @@ impl Inflight {
         }
     }
 
-    /// The path of a way died: every request sent by it waits again. `each` gets them. Returns
-    /// their number.
-    pub(crate) fn path_lost(&mut self, way: WayIndex, mut each: impl FnMut(Tag, &Io)) -> usize {
+    /// A path died: every request sent by it waits again. `was_sent_by_it` says which of the sent
+    /// ones that are. Returns their number.
+    pub(crate) fn path_lost(&mut self, mut was_sent_by_it: impl FnMut(Tag, &Io) -> bool) -> usize {
         let mut lost = 0;
         for (state, tag) in self.states.iter_mut().zip(0..) {
-            if let TagState::Sent(io, _, by) = *state
-                && by.way == way
+            if let TagState::Sent(io, _) = *state
+                && was_sent_by_it(Tag(tag), &io)
             {
-                each(Tag(tag), &io);
                 *state = TagState::Queued(sent_again(io));
                 lost += 1;
             }
@@ -202,29 +194,33 @@ mod tests {
         table.queue(Tag(0), io(1)).unwrap();
         assert_eq!(table.queue(Tag(0), io(1)), Err(WrongState(0)));
         assert_eq!(table.queue(Tag(2), io(1)), Err(WrongState(2)), "the connection's own tag");
-        let (way, other) = (WayIndex::FIRST, WayIndex::new(1).unwrap());
-        table.send(Tag(0), Sequence(7), Carrier::of(way)).unwrap();
+        table.send(Tag(0), Sequence(7)).unwrap();
         assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 1, 512));
         assert_eq!(
-            table.answer(Tag(0), |_, s, _| s == Sequence(6)),
+            table.answer(Tag(0), |_, s| s == Sequence(6)),
             Err(WrongState(0)),
             "stale answer"
         );
-        assert_eq!(table.path_lost(other, |tag, _| panic!("{tag:?} was sent by the other way")), 0);
-        let mut lost = Vec::new();
-        assert_eq!(table.path_lost(way, |tag, io| lost.push((tag, *io))), 1);
-        assert_eq!(lost, [(Tag(0), io(1))]);
+        let mut asked = Vec::new();
+        let mut lost = |by_it: bool| {
+            table.path_lost(|tag, io| {
+                asked.push((tag, *io));
+                by_it
+            })
+        };
+        assert_eq!([lost(false), lost(true), lost(true)], [0, 1, 0]);
+        assert_eq!(asked, [(Tag(0), io(1)); 2], "the sent ones");
+        assert_eq!((table.queued(), table.sent()), (1, 0));
         assert_eq!(table.data_bytes(), 512, "it is sent again");
         assert_eq!(
-            table.answer(Tag(0), |_, _, _| true),
+            table.answer(Tag(0), |_, _| true),
             Err(WrongState(0)),
             "answer of the dead path"
         );
         assert_eq!(table.waiting(Tag(0)), Some(io(1)));
-        table.send(Tag(0), Sequence(8), Carrier::of(other)).unwrap();
-        let right = |_: &Io, sequence, by| sequence == Sequence(8) && by == Carrier::of(other);
-        assert_eq!(table.answer(Tag(0), right), Ok(io(1)));
-        assert_eq!(table.answer(Tag(0), |_, _, _| true), Err(WrongState(0)), "answered twice");
+        table.send(Tag(0), Sequence(8)).unwrap();
+        assert_eq!(table.answer(Tag(0), |_, s| s == Sequence(8)), Ok(io(1)));
+        assert_eq!(table.answer(Tag(0), |_, _| true), Err(WrongState(0)), "answered twice");
         table.queue(Tag(1), io(2)).unwrap();
         assert_eq!(table.cancel(Tag(1)), Some(io(2)));
         assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 0, 0));

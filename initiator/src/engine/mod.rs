@@ -130,7 +130,7 @@ pub struct Engine {
     data_max: usize,
     inflight: Inflight,
     // The present path: the only one of a queue with one way.
-    path: Option<Box<ActivePath>>,
+    path: Option<ActivePath>,
     // The other paths of a queue with several ways.
     ways: Option<Box<WayPaths>>,
     // Some path has passed its self-test.
@@ -274,10 +274,10 @@ impl Engine {
     #[cold]
     fn look_at_paths(&mut self) {
         let parked = self.ways.iter().flat_map(|ways| ways.parked());
-        self.testing = self.path.as_deref().into_iter().chain(parked).any(|path| !path.is_ready());
+        self.testing = self.path.iter().chain(parked).any(|path| !path.is_ready());
         self.connected = match &self.ways {
             Some(ways) => ways.are_connected(),
-            None => self.path.as_deref().is_some_and(ActivePath::is_ready),
+            None => self.path.as_ref().is_some_and(ActivePath::is_ready),
         };
         self.waiting.open = self.connected && self.ways.is_none() && self.waiting.lets_send();
     }
@@ -296,7 +296,7 @@ impl Engine {
 
     /// The CQ of the present path, for arming and sleeping.
     pub(crate) fn poller_mut(&mut self) -> Option<&mut (dyn Poller + 'static)> {
-        self.path.as_mut().map(|path| path.poller_mut())
+        self.path.as_mut().map(ActivePath::poller_mut)
     }
 
     /// The CQ of each path, with its way.
@@ -308,35 +308,24 @@ impl Engine {
         if let Some(path) = &mut self.path {
             each(path.way(), path.poller_mut());
         }
-        for path in self.ways.iter_mut().flat_map(|ways| ways.parked_mut()) {
+        let Some(ways) = &mut self.ways else { return };
+        for path in ways.parked_mut() {
             each(path.way(), path.poller_mut());
         }
     }
 
     /// The CQ of the path of that way.
     pub(crate) fn poller_of(&mut self, way: WayIndex) -> Option<&mut (dyn Poller + 'static)> {
-        if self.ways.is_some() {
-            self.present(way);
-        }
-        self.path.as_mut().filter(|path| path.way() == way).map(|path| path.poller_mut())
+        self.path_of(way).map(ActivePath::poller_mut)
     }
 
     /// Asks the CQ of each path for an event at its next completion: call it before a sleep, and
     /// poll once more afterwards. Returns false when a CQ is broken, for example after the removal
     /// of the device: the path has ended then.
     pub fn arm(&mut self) -> bool {
-        if self.ways.is_none() {
-            return self.arm_path();
+        if self.ways.is_some() {
+            return self.arm_ways();
         }
-        let mut are_fine = true;
-        for way in self.way_places().iter() {
-            self.present(way);
-            are_fine &= self.arm_path();
-        }
-        are_fine
-    }
-
-    fn arm_path(&mut self) -> bool {
         let Some(path) = self.path.as_mut() else { return true };
         let Err(error) = path.poller_mut().arm() else { return true };
         self.cq_broke(&error);
@@ -495,9 +484,9 @@ impl Engine {
                 if let Some(ways) = &mut self.ways {
                     ways.has_path(&path);
                 }
-                self.path = Some(Box::new(path));
+                self.path = Some(path);
                 self.look_at_paths();
-                self.post_path();
+                self.post();
             }
             Err(dead) => self.ended.push((PathEnd::Unusable, *dead)),
         }
@@ -535,20 +524,22 @@ impl Engine {
         // `Undestroyed`. The keys die with the path.
         self.stats.digest_mismatches.add(u64::from(end == PathEnd::Corrupted));
         let way = path.way();
-        let dead = path.end();
         let Self { inflight, ledger, ways, .. } = self;
+        let lost = inflight.path_lost(|tag, io| {
+            if !path.carries(tag) {
+                return false;
+            }
+            let was_flush = ledger.as_mut().is_some_and(|ledger| ledger.command_lost(tag));
+            if let Some(ways) = ways {
+                let op = if was_flush { IoOp::Flush } else { io.op };
+                ways.keep_copy(tag, OldCopy { way, op });
+            }
+            true
+        });
+        let dead = path.end();
         if let Some(ways) = ways {
             ways.died(way, dead.is_touched());
         }
-        let lost = inflight.path_lost(way, |tag, io| {
-            let was_flush = ledger.as_mut().is_some_and(|ledger| ledger.command_lost(tag));
-            if let Some(ways) = ways {
-                ways.keep_copy(
-                    tag,
-                    OldCopy { way, op: if was_flush { IoOp::Flush } else { io.op } },
-                );
-            }
-        });
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
         self.stats.bad_records.add(dead.poller.counters().bad_records);
@@ -570,43 +561,22 @@ impl Engine {
         self.begin_turn(moment);
         let now = moment.instant();
         self.stats.turns.add(1);
-        let mut busy = match self.ways {
-            None => self.turn_path(now, &mut done),
-            Some(_) => self.turn_ways(now, &mut done),
-        };
-        if self.waiting.backlog {
-            busy |= self.work_backlog(&mut done);
+        if self.ways.is_some() {
+            return self.turn_ways(now, &mut done);
         }
-        match self.ways {
-            None => self.post_path(),
-            Some(_) => self.post_ways(),
-        }
-        busy
-    }
-
-    /// Reaps and answers on the present path, and checks that its target is not silent.
-    #[inline(always)]
-    fn turn_path(&mut self, now: Instant, done: &mut impl FnMut(Tag, i32)) -> bool {
-        let mut busy = self.reap(done);
+        let mut busy = self.reap(&mut done);
         if self.testing {
             self.check_self_test(now);
         }
         if self.keep_beat(now) {
             // Perhaps answers came and were not read for long.
-            busy |= self.reap(done);
+            busy |= self.reap(&mut done);
             self.keep_beat(now);
         }
-        busy
-    }
-
-    /// The same on each path.
-    #[inline(never)]
-    fn turn_ways(&mut self, now: Instant, done: &mut impl FnMut(Tag, i32)) -> bool {
-        let mut busy = false;
-        for way in self.way_places().iter() {
-            self.present(way);
-            busy |= self.turn_path(now, done);
+        if self.waiting.backlog {
+            busy |= self.work_backlog(&mut done);
         }
+        self.post();
         busy
     }
 
@@ -668,7 +638,14 @@ impl Engine {
     #[inline(always)]
     fn keep_beat(&mut self, now: Instant) -> bool {
         let (Some(pulse), Some(path)) = (self.pulse, self.path.as_mut()) else { return false };
-        match path.keep_beat(pulse, now) {
+        let due = path.keep_beat(pulse, now);
+        self.on_beat(&due)
+    }
+
+    /// The same, when the present path has said what is due.
+    #[inline(always)]
+    fn on_beat(&mut self, due: &BeatDue) -> bool {
+        match *due {
             BeatDue::Nothing { asked } => {
                 self.stats.beats.add(asked);
                 false
@@ -794,12 +771,9 @@ impl Engine {
             } else {
                 self.digests.seal(&mut command, &io, buffers, offset);
             }
-        } else if self.ways.is_some() {
-            // A way with digests may have had the request before.
-            self.digests.cancelled(tag);
         }
         path.send(lane, &command, data, io.data_bytes);
-        let sent = self.inflight.send(tag, command.sequence, path.carrier(lane));
+        let sent = self.inflight.send(tag, command.sequence);
         debug_assert!(sent.is_ok(), "tag {} waited a moment ago", tag.0);
         true
     }
@@ -846,16 +820,17 @@ impl Engine {
             }
             return Ok(());
         }
-        let own = path.carrier(answer.by);
+        // On another QP an answer could overtake its data.
+        let own = path.went_by(answer.tag, answer.by);
         let (mut sent, mut rule) = (Sequence(0), "an answer to a command that was not sent");
         // If the answer is not taken, the request stays for the next path.
-        let taken = self.inflight.answer(answer.tag, |io, sequence, by| {
+        let taken = self.inflight.answer(answer.tag, |io, sequence| {
             sent = sequence;
             if answer.immediate && !path.terms().may_end_read(io, answer.written) {
                 rule = "an immediate for no READ, or with no data or too much";
                 return false;
             }
-            by == own && answer.answers(sequence)
+            own && answer.answers(sequence)
         });
         let Ok(io) = taken else { return Err(broken(rule)) };
         path.answered(answer.by, io.data_bytes);
@@ -883,6 +858,7 @@ impl Engine {
 
     /// A lane of the present path has passed its self-test.
     #[cold]
+    #[inline(never)]
     fn lane_is_tested(&mut self) {
         self.waiting.backlog = true;
         if let (Some(ways), Some(path)) = (&mut self.ways, &self.path) {
@@ -952,16 +928,8 @@ impl Engine {
         }
     }
 
-    #[inline(never)]
-    fn post_ways(&mut self) {
-        for way in self.way_places().iter() {
-            self.present(way);
-            self.post_path();
-        }
-    }
-
     /// Rings the doorbells: for each lane one list of RECVs, and one of SENDs.
-    fn post_path(&mut self) {
+    fn post(&mut self) {
         // Without a path no WR was queued.
         let Some(path) = self.path.as_mut().filter(|path| path.has_wrs()) else { return };
         if let Err(error) = path.post(&self.stats) {

@@ -2,16 +2,17 @@
 //! ones.
 //!
 //! The engine works on one path at a time, the *present* one, and the code of requests and answers
-//! knows no other. A queue with several ways has the other paths parked here. It presents each in
-//! turn, to take its completions and to post its WRs, and before a request is sent it presents the
-//! path of the [chosen](Choice) way. So a queue with one way has none of this and pays for none of
-//! it.
+//! knows no other. A queue with several ways has the other paths parked here. In its turn it
+//! presents those with work, to take their completions and to post their WRs, and before a request
+//! is sent it presents the path of the [chosen](Choice) way. So a queue with one way has none of
+//! this: it pays with one branch in a turn.
 
+use std::mem;
 use std::time::Instant;
 
 use rblk_protocol::{QueueDepth, Tag};
 
-use super::active_path::ActivePath;
+use super::active_path::{ActivePath, BeatDue};
 use super::io::Io;
 use super::path::Path;
 use super::ways::choice::{Choice, ChoicePolicy};
@@ -26,11 +27,13 @@ pub(super) struct WayPaths {
     limbo: Limbo,
     // By tag, what was under way on a dead path. Of use while the path is in limbo.
     old: Box<[Option<OldCopy>]>,
+    // By tag, the place of the path that the last request was sent by.
+    sent_by: Box<[WayIndex]>,
     // The places that have a path, that of the present path included.
     paths: WaySet,
     // The place of the present path. Its path is not parked.
     present: WayIndex,
-    parked: [Option<Box<ActivePath>>; PLACES],
+    parked: [Option<ActivePath>; PLACES],
 }
 
 impl WayPaths {
@@ -39,6 +42,7 @@ impl WayPaths {
             choice,
             limbo: Limbo::default(),
             old: vec![None; usize::from(depth.get())].into_boxed_slice(),
+            sent_by: vec![WayIndex::FIRST; usize::from(depth.get())].into_boxed_slice(),
             paths: WaySet::NONE,
             present: WayIndex::FIRST,
             parked: Default::default(),
@@ -52,22 +56,32 @@ impl WayPaths {
 
     /// The paths that are not present.
     pub(super) fn parked(&self) -> impl Iterator<Item = &ActivePath> {
-        self.parked.iter().filter_map(Option::as_deref)
+        self.parked.iter().flatten()
     }
 
-    /// The same, to poll and to arm them.
+    /// The same, to call their CQs.
     pub(super) fn parked_mut(&mut self) -> impl Iterator<Item = &mut ActivePath> {
-        self.parked.iter_mut().filter_map(Option::as_deref_mut)
+        self.parked.iter_mut().flatten()
     }
 
     /// Makes the path of that place the present one, and parks the present one.
     #[inline]
-    fn present(&mut self, way: WayIndex, path: &mut Option<Box<ActivePath>>) {
+    fn present(&mut self, way: WayIndex, path: &mut Option<ActivePath>) {
         if way != self.present {
-            self.parked[self.present.get()] = path.take();
-            *path = self.parked[way.get()].take();
+            mem::swap(path, &mut self.parked[self.present.get()]);
+            mem::swap(path, &mut self.parked[way.get()]);
             self.present = way;
         }
+    }
+
+    /// The path of a place, where `path` is the present one.
+    #[inline]
+    fn path_of<'a>(
+        &'a mut self,
+        way: WayIndex,
+        path: &'a mut Option<ActivePath>,
+    ) -> Option<&'a mut ActivePath> {
+        if way == self.present { path.as_mut() } else { self.parked[way.get()].as_mut() }
     }
 
     /// A place has a path, which is the present one.
@@ -93,6 +107,19 @@ impl WayPaths {
         self.limbo.died(way, is_touched);
     }
 
+    /// A request was sent by the present path: an answer by the path that the tag was last sent by
+    /// is none.
+    fn sent(&mut self, tag: Tag) {
+        self.forget_copy(tag);
+        let Some(last) = self.sent_by.get_mut(tag.index()) else { return };
+        let last = mem::replace(last, self.present);
+        if last != self.present
+            && let Some(path) = &mut self.parked[last.get()]
+        {
+            path.sent_by_other(tag);
+        }
+    }
+
     /// A request is over, or was sent again.
     pub(super) fn forget_copy(&mut self, tag: Tag) {
         if let Some(kept) = self.old.get_mut(tag.index()) {
@@ -111,7 +138,7 @@ impl WayPaths {
     fn choose(&mut self, bytes: u32, path: Option<&ActivePath>) -> Option<WayIndex> {
         let Self { choice, parked, present, .. } = self;
         choice.choose(bytes, |way| {
-            let path = if way == *present { path } else { parked[way.get()].as_deref() };
+            let path = if way == *present { path } else { parked[way.get()].as_ref() };
             path.map(ActivePath::load).unwrap_or_default()
         })
     }
@@ -224,7 +251,7 @@ impl Engine {
         if !ways.may_send(tag) {
             return false;
         }
-        let path = self.path.as_deref();
+        let path = self.path.as_ref();
         let in_capsule = path.is_some_and(|path| path.terms().is_in_capsule(&io));
         let bytes = if in_capsule { 0 } else { io.data_bytes };
         let Some(way) = ways.choose(bytes, path) else { return false };
@@ -232,9 +259,94 @@ impl Engine {
         if !self.send(tag, io) {
             return false;
         }
-        if let Some(ways) = &mut self.ways {
-            ways.forget_copy(tag);
+        let Self { ways: Some(ways), path: Some(path), digests, .. } = self else { return true };
+        ways.sent(tag);
+        if !path.terms().with_digests() {
+            // A way with digests may have had the request before.
+            digests.cancelled(tag);
         }
         true
+    }
+
+    /// The path of that place.
+    #[inline]
+    pub(super) fn path_of(&mut self, way: WayIndex) -> Option<&mut ActivePath> {
+        match &mut self.ways {
+            Some(ways) => ways.path_of(way, &mut self.path),
+            None => self.path.as_mut().filter(|path| path.way() == way),
+        }
+    }
+
+    /// Arms the CQ of each path. Returns false when one is broken.
+    pub(super) fn arm_ways(&mut self) -> bool {
+        let mut are_fine = true;
+        for way in self.way_places().iter() {
+            let Some(path) = self.path_of(way) else { continue };
+            if let Err(error) = path.poller_mut().arm() {
+                self.present(way);
+                self.cq_broke(&error);
+                are_fine = false;
+            }
+        }
+        are_fine
+    }
+
+    /// The [turn](Self::turn) of a queue with several ways.
+    #[inline(never)]
+    pub(super) fn turn_ways(&mut self, now: Instant, done: &mut impl FnMut(Tag, i32)) -> bool {
+        let mut busy = false;
+        for way in self.way_places().iter() {
+            busy |= self.turn_way(way, now, done);
+        }
+        if self.waiting.backlog {
+            busy |= self.work_backlog(done);
+        }
+        for way in self.way_places().iter() {
+            if self.path_of(way).is_some_and(|path| path.has_wrs()) {
+                self.present(way);
+                self.post();
+            }
+        }
+        busy
+    }
+
+    /// Reaps and answers on the path of a way, and checks that its target is not silent. A path
+    /// without work is not presented.
+    fn turn_way(&mut self, way: WayIndex, now: Instant, done: &mut impl FnMut(Tag, i32)) -> bool {
+        let reaped = self.poll_way(way);
+        let mut busy = reaped > 0;
+        if busy {
+            self.present(way);
+            self.take_reaped(reaped, done);
+        }
+        if self.testing {
+            self.present(way);
+            self.check_self_test(now);
+        }
+        let (Some(pulse), Some(path)) = (self.pulse, self.path_of(way)) else { return busy };
+        let due = path.keep_beat(pulse, now);
+        if !matches!(due, BeatDue::Nothing { .. }) {
+            self.present(way);
+        }
+        if self.on_beat(&due) {
+            // Perhaps answers came and were not read for long.
+            busy |= self.reap(done);
+            self.keep_beat(now);
+        }
+        busy
+    }
+
+    /// Reaps completions of the path of a way. Returns their number.
+    fn poll_way(&mut self, way: WayIndex) -> usize {
+        let Self { ways: Some(ways), path, reaped, .. } = self else { return 0 };
+        let Some(path) = ways.path_of(way, path) else { return 0 };
+        match path.poller_mut().poll(reaped) {
+            Ok(reaped) => reaped,
+            Err(error) => {
+                self.present(way);
+                self.cq_broke(&error);
+                0
+            }
+        }
     }
 }
