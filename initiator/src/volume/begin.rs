@@ -21,6 +21,7 @@ use super::reconnect::NotTested;
 use super::session::{HostIdentity, MESSAGES, QueueWish, Session, VolumeClaim};
 use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
+use super::ways::may_be_ways;
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
 use crate::engine::ways::WayIndex;
@@ -293,14 +294,14 @@ async fn connect_any(
     config: &MountConfig,
     known_by: &KnownBy,
 ) -> Result<(Session, Vec<String>), SessionError> {
+    let asks_ways = config.uses_all_paths() && may_be_ways(addresses.len());
     let (mut last, mut faults) = (None, Vec::new());
     for address in addresses {
         let (host, credentials) = (&known_by.host, known_by.credentials());
         let known_by = (host, credentials);
-        match Session::begin_by(address, &options(config), known_by, config.uses_all_paths()).await
-        {
+        match Session::begin_by(address, &options(config), known_by, asks_ways).await {
             Ok(mut session) => {
-                if let Some(way) = WayIndex::new(faults.len()).filter(|_| config.uses_all_paths()) {
+                if let Some(way) = WayIndex::new(faults.len()).filter(|_| asks_ways) {
                     session.set_way(way);
                 }
                 return Ok((session, faults));

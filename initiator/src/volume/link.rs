@@ -608,10 +608,12 @@ impl TargetLink {
         queues: &mut Queues,
     ) {
         let has_newer = queues.path_ended(queue, way);
+        // Without several ways, a path of any address takes the place of this one.
+        let is_replaced = has_newer || !self.has_ways() && queues.has_path(queue);
         match end {
             PathEnd::Dropped => {}
             // This path was given up before.
-            _ if has_newer => {}
+            _ if is_replaced => {}
             _ if self.has_ways() => self.way_died(way, &format!("queue {queue}: {end:?}"), queues),
             PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
                 self.ask_for_less();
@@ -715,7 +717,9 @@ impl TargetLink {
     }
 
     fn lose(&mut self, why: &str, loss: LossKind, queues: &mut Queues) {
-        if self.course.state() != CourseState::Connected {
+        // With several ways, the last one may be lost already.
+        let had_ways = self.ways.is_some() && self.course.state() == CourseState::Connected;
+        if self.session.is_none() && !had_ways {
             return;
         }
         let address = self.setup.endpoint.address.clone();
@@ -731,8 +735,10 @@ impl TargetLink {
     /// one. `loss` is the reason, if this is a loss.
     fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
         let session = self.session.take();
-        if let Some(ways) = &mut self.ways {
-            ways.leave();
+        match &mut self.ways {
+            Some(ways) => ways.leave(),
+            None if session.is_none() => return,
+            None => {}
         }
         self.stuck.lost(false, self.course.rules().detect, Instant::now());
         if let Some(why) = loss {

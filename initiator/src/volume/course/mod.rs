@@ -95,6 +95,8 @@ pub struct Course {
     under_way: Option<RunningTry>,
     switch: Option<Switch>,
     failback: Failback,
+    // Every address is in use, so none is better than another.
+    uses_all: bool,
 }
 
 impl Course {
@@ -133,7 +135,13 @@ impl Course {
             under_way: None,
             switch: None,
             failback: Failback::new(addresses, now),
+            uses_all: false,
         }
+    }
+
+    /// Whether the mount uses every address at once, and goes back to none.
+    pub fn uses_all_addresses(&mut self, all: bool) {
+        self.uses_all = all;
     }
 
     /// Sets the first address to try: the one that was in use. Call it only before the first try.
@@ -564,7 +572,7 @@ impl Course {
 
     /// The time of the next probe, if there is a better address.
     fn probe_at(&self) -> Option<Instant> {
-        let wanted = self.address > 0 && !self.rules.failback.is_zero();
+        let wanted = self.address > 0 && !self.uses_all && !self.rules.failback.is_zero();
         self.failback.due_at().filter(|_| wanted)
     }
 }

@@ -6,8 +6,6 @@ use std::time::Instant;
 
 use rblk_fabric::ConnectOptions;
 use rblk_operate::said_once;
-use rblk_protocol::limits::WAYS_MAX;
-use rblk_protocol::width::wide;
 use rblk_protocol::{AsyncEvent, Epoch};
 
 use super::way_join::{JoinedWay, WayJoin, is_misled};
@@ -22,7 +20,7 @@ use crate::volume::course::{CourseState, LossKind};
 use crate::volume::queues::Queues;
 use crate::volume::reconnect::{NotTested, probe};
 use crate::volume::session::Session;
-use crate::volume::ways::{JoinFailure, WayAct, WayRules, WayTry};
+use crate::volume::ways::{JoinFailure, WayAct, WayRules, WayTry, may_be_ways};
 
 impl TargetLink {
     /// How requests are spread over ways; `None` for a mount that uses one at a time.
@@ -32,8 +30,7 @@ impl TargetLink {
 
     /// Whether the mount uses several ways, if the target knows that.
     pub(super) fn asks_ways(&self) -> bool {
-        let addresses = self.setup.addresses.len();
-        self.config.uses_all_paths() && (2..=wide(WAYS_MAX)).contains(&addresses)
+        self.config.uses_all_paths() && may_be_ways(self.setup.addresses.len())
     }
 
     /// The way of an address.
@@ -44,11 +41,14 @@ impl TargetLink {
 
     /// A session that has just begun becomes the one of its way, if both ends know several.
     pub(super) fn spread(&mut self, queues: &Queues) {
-        let fits = |session: &Session| session.has_ways();
-        if !self.asks_ways() || !self.session.as_ref().is_some_and(fits) {
+        let Some(session) = self.session.take() else { return };
+        let spreads = self.asks_ways() && session.has_ways();
+        self.course.uses_all_addresses(spreads);
+        if !spreads {
+            // Perhaps the target before knew ways.
+            (self.session, self.ways) = (Some(session), None);
             return;
         }
-        let Some(session) = self.session.take() else { return };
         let (way, epoch) = (self.way_of(self.course.address()), session.login().epoch);
         match &mut self.ways {
             Some(ways) => ways.restarted(way, epoch),

@@ -208,6 +208,12 @@ impl Queues {
         *paths > 0
     }
 
+    /// Whether a queue has a path of some way.
+    pub(super) fn has_path(&self, queue: u16) -> bool {
+        let thread = self.threads.get(usize::from(queue));
+        thread.is_some_and(|thread| thread.paths.iter().any(|paths| *paths > 0))
+    }
+
     /// The paths are lost: requests wait for the next ones.
     pub(crate) fn disconnect(&mut self) {
         self.post_all(|| ToQueue::Disconnect);

@@ -35,6 +35,12 @@ use flapping::Flapping;
 /// Good probes before a way that died joins again.
 const GOOD_PROBES: u32 = 2;
 
+/// Whether a mount with so many addresses may use each as a way.
+#[must_use]
+pub fn may_be_ways(addresses: usize) -> bool {
+    (2..=wide(WAYS_MAX)).contains(&addresses)
+}
+
 /// The fixed configuration of a mount's ways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WayRules {
