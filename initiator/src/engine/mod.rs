@@ -478,6 +478,7 @@ impl Engine {
             && path.accept.io_max_bytes as usize >= self.data_max
             && self.has_memories(&path)
             && (!digests || has_room);
+        let way = path.way;
         match ActivePath::begin(path, fits, now) {
             Ok(path) => {
                 self.waiting.backlog |= path.is_ready();
@@ -488,7 +489,13 @@ impl Engine {
                 self.look_at_paths();
                 self.post();
             }
-            Err(dead) => self.ended.push((PathEnd::Unusable, *dead)),
+            Err(dead) => {
+                if let Some(ways) = &mut self.ways {
+                    // Its place takes no other path before this one is over.
+                    ways.died(way, dead.is_touched());
+                }
+                self.ended.push((PathEnd::Unusable, *dead));
+            }
         }
     }
 

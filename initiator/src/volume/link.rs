@@ -4,6 +4,7 @@
 mod several;
 mod way_join;
 mod way_links;
+mod way_probes;
 mod way_session;
 
 use std::sync::Arc;
@@ -678,6 +679,8 @@ impl TargetLink {
                 self.say_removed(queues);
                 self.disconnect(Some("the volume was removed at the target"), queues);
             }
+            // An answer for `several`, where it went if its way lives.
+            Ok(TargetNews::Dropped(..)) => {}
             Err(error) => self.lose(&error.to_string(), LossKind::Path, queues),
         }
         false

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rblk_fabric::ConnectOptions;
 use rblk_operate::said_once;
-use rblk_protocol::{AsyncEvent, Epoch};
+use rblk_protocol::{AsyncEvent, DropRequest, Epoch};
 
 use super::way_join::{JoinedWay, WayJoin, is_misled};
 use super::way_links::{WayEvent, WayLinks};
@@ -15,7 +15,7 @@ use super::{AfterNote, TargetLink, options, pulse, random};
 use crate::engine::PathEnd;
 use crate::engine::ways::WayIndex;
 use crate::engine::ways::choice::ChoicePolicy;
-use crate::volume::admin::TargetNews;
+use crate::volume::admin::{DropAnswer, TargetNews};
 use crate::volume::course::{CourseState, LossKind};
 use crate::volume::queues::Queues;
 use crate::volume::reconnect::{NotTested, probe};
@@ -191,15 +191,8 @@ impl TargetLink {
     fn on_way_news(&mut self, way: WayIndex, news: WayNews, queues: &mut Queues) -> bool {
         match news {
             WayNews::Lost(error) => self.way_died(way, &error.to_string(), queues),
-            WayNews::Dropped(epochs, is_over) => {
-                let Some(ways) = &mut self.ways else { return false };
-                match is_over {
-                    true => {
-                        let over = ways.lives.dropped(way, &epochs);
-                        self.are_over(over, queues);
-                    }
-                    false => ways.lives.drop_failed(way),
-                }
+            WayNews::Target(TargetNews::Dropped(epochs, answer)) => {
+                self.on_drop_answer(way, &epochs, answer, queues);
             }
             // Every way tells it.
             WayNews::Target(TargetNews::Event(Some(
@@ -208,6 +201,33 @@ impl TargetLink {
             WayNews::Target(news) => return self.on_event(Ok(news), queues),
         }
         false
+    }
+
+    fn on_drop_answer(
+        &mut self,
+        way: WayIndex,
+        epochs: &DropRequest,
+        answer: DropAnswer,
+        queues: &mut Queues,
+    ) {
+        let Some(ways) = &mut self.ways else { return };
+        match answer {
+            DropAnswer::Over => {
+                let over = ways.lives.dropped(way, epochs);
+                self.are_over(over, queues);
+            }
+            DropAnswer::Later => ways.lives.drop_failed(way),
+            DropAnswer::Refused(status) => {
+                ways.lives.drop_refused(way, Instant::now(), random());
+                tracing::warn!(
+                    rblk_event = "drop-refused",
+                    way = way.get(),
+                    ?status,
+                    ?epochs,
+                    "the target does not end the epochs of dead ways yet; it is asked again"
+                );
+            }
+        }
     }
 
     /// The target has ended these epochs.

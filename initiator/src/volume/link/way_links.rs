@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use rblk_operate::said_once;
 use rblk_protocol::{DropRequest, Epoch};
 use tokio::sync::mpsc;
 
 use super::way_join::{JoinedWay, WayJoin};
+use super::way_probes::WayProbes;
 use super::way_session::{News, WaySession};
 use crate::engine::ways::WayIndex;
 use crate::volume::session::Session;
@@ -24,8 +24,7 @@ pub(super) struct WayLinks {
     places: BTreeMap<Epoch, WayIndex>,
     joining: Running<JoinedWay>,
     attempt: Option<WayTry>,
-    probing: Running<Option<String>>,
-    probed: WayIndex,
+    probing: WayProbes,
     news: (mpsc::UnboundedSender<News>, mpsc::UnboundedReceiver<News>),
 }
 
@@ -49,8 +48,7 @@ impl WayLinks {
             places: BTreeMap::from([(epoch, first)]),
             joining: None,
             attempt: None,
-            probing: None,
-            probed: first,
+            probing: WayProbes::default(),
             news: mpsc::unbounded_channel(),
         }
     }
@@ -78,16 +76,13 @@ impl WayLinks {
         self.joining = Some(tokio::spawn(join.run()));
     }
 
-    /// Begins a probe of a way.
+    /// Begins a probe of a way, beside those of others.
     pub(super) fn begin_probe(
         &mut self,
         way: WayIndex,
         probe: impl Future<Output = anyhow::Result<()>> + Send + 'static,
     ) {
-        self.probed = way;
-        self.probing = Some(tokio::spawn(async move {
-            Ok(probe.await.err().map(|error| said_once(error.as_ref())))
-        }));
+        self.probing.begin(way, probe);
     }
 
     /// Asks a way to drop epochs.
@@ -117,7 +112,7 @@ impl WayLinks {
         self.sessions.clear();
         self.attempt = None;
         task::abort(&mut self.joining);
-        task::abort(&mut self.probing);
+        self.probing.abort();
         // What the ended tasks told does not matter any more.
         while self.news.1.try_recv().is_ok() {}
     }
@@ -145,10 +140,7 @@ impl WayLinks {
                 let Some(attempt) = self.attempt.take() else { return std::future::pending().await };
                 WayEvent::Tried(attempt, result.map(Box::new))
             }
-            result = task::next(&mut self.probing) => {
-                let fault = result.unwrap_or_else(|error| Some(error.to_string()));
-                WayEvent::Probed(self.probed, fault)
-            }
+            (way, fault) = self.probing.next() => WayEvent::Probed(way, fault),
         }
     }
 }

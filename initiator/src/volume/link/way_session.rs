@@ -1,5 +1,5 @@
 //! [`WaySession`]: the session of one living way, in a task of its own: it keeps the way alive,
-//! takes the news of the target, and drops the epochs of other ways.
+//! takes the news of the target, and drops the epochs of other ways beside that.
 
 use std::time::Instant;
 
@@ -25,10 +25,8 @@ enum WayOrder {
 /// What a way tells.
 #[derive(Debug)]
 pub(super) enum WayNews {
-    /// The target told something.
+    /// The target told something, or has answered a DROP.
     Target(TargetNews),
-    /// The target has answered a DROP: whether the epochs are over.
-    Dropped(DropRequest, bool),
     /// The admin connection is dead, or its target is silent.
     Lost(SessionError),
 }
@@ -64,7 +62,7 @@ impl WaySession {
         Self { orders, address, since: Instant::now() }
     }
 
-    /// Asks the target to end these epochs. [`WayNews::Dropped`] is the answer.
+    /// Asks the target to end these epochs. [`TargetNews::Dropped`] is the answer.
     pub(super) fn drop_epochs(&self, epochs: DropRequest) {
         // A task that has ended told why.
         let _ = self.orders.send(WayOrder::Drop(epochs));
@@ -98,10 +96,10 @@ async fn attend(
                     let _ = reply.send(session);
                     return;
                 }
-                Some(WayOrder::Drop(epochs)) => {
-                    let over = session.drop_epochs(&epochs).await;
-                    over.map(|over| WayNews::Dropped(epochs, over))
-                }
+                Some(WayOrder::Drop(epochs)) => match session.admin.drop_epochs(epochs) {
+                    Ok(()) => continue,
+                    Err(error) => Err(error),
+                },
             },
         };
         match heard {

@@ -17,9 +17,9 @@ use rblk_fabric::{Address, ConnectOptions, Device, FabricError, ProtectionDomain
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::width::wide;
 use rblk_protocol::{
-    AccessMode, AsyncEvent, DropRequest, Epoch, Generation, HelloAccept, HelloError, HelloReject,
-    HelloRequest, HostId, Join, LoginReply, Name, Opcode, OpenReply, OpenRequest, SessionId,
-    Status, VolumeEntry, VolumeHandle,
+    AccessMode, AsyncEvent, Epoch, Generation, HelloAccept, HelloError, HelloReject, HelloRequest,
+    HostId, Join, LoginReply, Name, Opcode, OpenReply, OpenRequest, SessionId, Status, VolumeEntry,
+    VolumeHandle,
 };
 
 use super::admin::{AdminChannel, Reply};
@@ -161,21 +161,6 @@ impl Session {
     /// Makes every later path one of that way.
     pub(crate) fn set_way(&mut self, way: WayIndex) {
         self.way = way;
-    }
-
-    /// Ends epochs of ways that died. Returns whether nothing of them is left at the target; if
-    /// not, it takes longer, and the target is asked again.
-    ///
-    /// # Errors
-    /// [`SessionError`].
-    pub(crate) async fn drop_epochs(&mut self, epochs: &DropRequest) -> Result<bool, SessionError> {
-        let (none, body) = (VolumeHandle(0), epochs.to_wire());
-        let reply = self.admin.call(Opcode::Drop, none, 0, &body, QUIESCE_TIMEOUT).await?;
-        match reply.status {
-            Status::Ok => Ok(true),
-            Status::TimedOut => Ok(false),
-            _ => Err(self.status("dropping epochs", &reply)),
-        }
     }
 
     /// Starts a new session. Tries a second time if LOGIN is not answered: a faulty device or path

@@ -68,7 +68,7 @@ pub enum WayAct {
     /// [`Lives::joined`] or [`Lives::join_failed`].
     Join(WayTry),
     /// End these epochs, by the admin connection of a living way. Call [`Lives::dropped`], or
-    /// [`Lives::drop_failed`] if the time was too short.
+    /// [`Lives::drop_failed`] if the time was too short, or [`Lives::drop_refused`].
     Drop {
         /// The way to ask by.
         by: WayIndex,
@@ -120,6 +120,9 @@ pub struct Lives {
     rules: WayRules,
     ways: Vec<Life>,
     dropping: Option<(WayIndex, DropRequest)>,
+    // The time of the next DROP after a refused one, and the refusals in a row.
+    drop_at: Option<Instant>,
+    refusals: Flapping,
 }
 
 impl Lives {
@@ -137,7 +140,8 @@ impl Lives {
             flapping: Flapping::default(),
         };
         let count = rules.ways.clamp(first.get() + 1, wide(WAYS_MAX));
-        let mut lives = Self { rules, ways: vec![away; count], dropping: None };
+        let (ways, refusals) = (vec![away; count], Flapping::default());
+        let mut lives = Self { rules, ways, dropping: None, drop_at: None, refusals };
         lives.restarted(first, epoch, now);
         lives
     }
@@ -145,7 +149,7 @@ impl Lives {
     /// No way lived, and the mount is back by that way, in an epoch that ended all others. So all
     /// their requests may be sent again.
     pub fn restarted(&mut self, by: WayIndex, epoch: Epoch, now: Instant) {
-        self.dropping = None;
+        (self.dropping, self.drop_at, self.refusals) = (None, None, Flapping::default());
         for life in &mut self.ways {
             life.state = WayState::Away;
             life.old.clear();
@@ -192,7 +196,7 @@ impl Lives {
     /// epoch of a join is above it.
     pub fn due(&mut self, newest: Epoch, now: Instant) -> Option<WayAct> {
         let (by, beside) = self.living().next()?;
-        if self.dropping.is_none() {
+        if self.dropping.is_none() && self.drop_at.is_none_or(|at| now >= at) {
             let old: Vec<Epoch> = self.old().into_iter().take(wide(WAYS_MAX)).collect();
             if let Some(epochs) = DropRequest::new(&old) {
                 self.dropping = Some((by, epochs));
@@ -230,7 +234,10 @@ impl Lives {
             let is_away = life.state == WayState::Away && !life.is_probed;
             is_away && (life.needs_probe() || may_join && life.old.len() <= 1)
         };
-        self.ways.iter().filter(waits).map(|life| life.at).min()
+        let tries = self.ways.iter().filter(waits).map(|life| life.at).min();
+        let has_old = self.ways.iter().any(|life| !life.old.is_empty());
+        let drop_at = self.drop_at.filter(|_| self.dropping.is_none() && has_old);
+        tries.into_iter().chain(drop_at).min()
     }
 
     fn is_joining(&self) -> bool {
@@ -299,7 +306,7 @@ impl Lives {
         if self.dropping != Some((by, *epochs)) {
             return Vec::new();
         }
-        self.dropping = None;
+        (self.dropping, self.drop_at, self.refusals) = (None, None, Flapping::default());
         let is_old = |epoch: &&Epoch| self.ways.iter().any(|life| life.old.contains(epoch));
         let over: Vec<Epoch> = epochs.epochs().iter().filter(is_old).copied().collect();
         for life in &mut self.ways {
@@ -311,6 +318,16 @@ impl Lives {
     /// The target did not end the epochs in its time: it is asked again.
     pub fn drop_failed(&mut self, by: WayIndex) {
         self.dropping = self.dropping.filter(|(asked, _)| *asked != by);
+    }
+
+    /// The target refused a DROP: too many wait there. It is asked again after a pause, and the way
+    /// goes on.
+    pub fn drop_refused(&mut self, by: WayIndex, now: Instant, random: u64) {
+        if self.dropping.is_some_and(|(asked, _)| asked == by) {
+            self.dropping = None;
+            self.drop_at = Some(now + self.refusals.pause(self.rules.reconnect_delay, random));
+            self.refusals.failed();
+        }
     }
 }
 

@@ -97,6 +97,40 @@ fn a_drop_whose_way_dies_is_asked_by_the_next() {
 }
 
 #[test]
+fn a_refused_drop_ends_no_way_and_is_asked_again_ever_more_seldom() {
+    let now = Instant::now();
+    let mut all = lives(2, now);
+    let second = joining(all.due(Epoch(1), now));
+    all.joined(&second, now);
+    all.died(way(1), now, 0);
+    let (mut at, mut pauses) = (now, Vec::new());
+    for _ in 0..3 {
+        let (by, epochs, _) = dropping(all.due(Epoch(2), at));
+        assert_eq!((by, epochs), (0, vec![2]));
+        all.drop_refused(way(0), at, 0);
+        assert_eq!(all.state(way(0)), WayState::Live(Epoch(1)));
+        // The other way is probed meanwhile.
+        while let Some(act) = all.due(Epoch(2), at) {
+            assert_eq!(act, WayAct::Probe(way(1)));
+        }
+        let next = at + DELAY * 2u32.pow(u32::try_from(pauses.len()).unwrap());
+        assert!(all.deadline().unwrap() <= next, "nothing asks again");
+        pauses.push(next - at);
+        at = next;
+    }
+    let (by, _, request) = dropping(all.due(Epoch(2), at));
+    assert_eq!(all.dropped(way(by), &request), [Epoch(2)]);
+    // The next DROP does not wait.
+    all.probed(way(1), true, at, 0);
+    at += DELAY;
+    assert_eq!(all.due(Epoch(2), at), Some(WayAct::Probe(way(1))));
+    all.probed(way(1), true, at, 0);
+    let again = joining(all.due(Epoch(2), at));
+    all.join_failed(again.way, JoinFailure::Transient, at, 0);
+    assert_eq!(dropping(all.due(Epoch(3), at)).1, [3]);
+}
+
+#[test]
 fn the_epoch_of_a_failed_try_is_dropped() {
     let now = Instant::now();
     let mut all = lives(2, now);
@@ -240,8 +274,11 @@ impl World {
         self.all.join_failed(joining.way, JoinFailure::Transient, self.now, 7);
     }
 
-    fn deliver_drop(&mut self, is_answered: bool) {
+    fn deliver_drop(&mut self, is_answered: bool, is_refused: bool) {
         let Some((by, request)) = self.drop.take() else { return };
+        if is_refused {
+            return self.all.drop_refused(by, self.now, 9);
+        }
         self.target.drop_epochs(&request);
         if is_answered {
             for over in self.all.dropped(by, &request) {
@@ -276,8 +313,8 @@ impl World {
             0..2 => self.deliver_join(true),
             2 => self.deliver_join(false),
             3 => self.lose_join(),
-            4..6 => self.deliver_drop(true),
-            6 => self.deliver_drop(false),
+            4..6 => self.deliver_drop(true, false),
+            6 => self.deliver_drop(false, number > 3),
             7..10 => self.kill(number),
             10 => {
                 if let Some(late) = (!self.late.is_empty()).then(|| self.late.remove(0)) {
@@ -314,7 +351,7 @@ proptest! {
         }
         for _ in 0..2000 {
             world.deliver_join(true);
-            world.deliver_drop(true);
+            world.deliver_drop(true, false);
             while let Some(way) = world.probe.pop_first() {
                 world.all.probed(way, true, world.now, 0);
             }
