@@ -12,9 +12,6 @@ pub struct KernelFeature {
 impl KernelFeature {
     /// A disk that is in use gets another size (`UPDATE_SIZE`).
     pub const RESIZE_IN_USE: Self = Self::new("the resize of a disk in use", 6, 16);
-    /// No request is lost if a ublk server ends while requests come: the driver looks at them when
-    /// the server's node is closed.
-    pub const SAFE_HAND_OVER: Self = Self::new("a safe hand-over of a busy disk", 6, 16);
     /// The kernel lives on if system calls are counted in an emulator.
     pub const COUNTED_CALLS: Self = Self::new("the count of system calls in an emulator", 7, 0);
     /// A [far host](super::FarHost) is a network namespace with Soft-RoCE.

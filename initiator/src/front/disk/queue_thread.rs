@@ -29,6 +29,8 @@ use crate::queue::{EngineDriver, EngineDriverParts, MAIL, ToQueue};
 const LATE_LOOKS: u32 = 4;
 /// Limit of the turns of the ring that hand the last answers over.
 const HAND_BACK_TRIES: u32 = 16;
+/// The longest sleep of a queue that leaves: its gate opens without an event.
+const GATE_LOOK: Duration = Duration::from_millis(1);
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -167,7 +169,7 @@ impl QueueThread {
 
     /// Whether the thread ends now. Control has its paths then.
     fn ends(&mut self, now: Instant) -> io::Result<bool> {
-        let leaves = self.driver.leaves(now);
+        let leaves = self.driver.leaves(now) && self.ublk.may_leave();
         if !(leaves || self.stopping && self.ublk.is_down()) {
             return Ok(false);
         }
@@ -243,7 +245,8 @@ impl DataThread for QueueThread {
     }
 
     fn longest_sleep(&self, now: Instant) -> Duration {
-        self.driver.longest_sleep(now, self.stopping)
+        let longest = self.driver.longest_sleep(now, self.stopping);
+        if self.driver.is_leaving() { longest.min(GATE_LOOK) } else { longest }
     }
 
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
