@@ -18,6 +18,9 @@ use super::BackingKind;
 pub(super) enum Method {
     /// BLOCK_URING_CMD_DISCARD, Linux 6.12.
     BlockDiscard,
+    /// The same by a worker of io_uring, which may wait. A device that takes no request with
+    /// REQ_NOWAIT, such as dm-crypt or VDO, refuses a short discard otherwise.
+    WaitingDiscard,
     /// `fallocate` with FALLOC_FL_PUNCH_HOLE.
     PunchHole,
     /// `fallocate` with FALLOC_FL_ZERO_RANGE.
@@ -50,6 +53,7 @@ pub(super) struct Methods {
     // 0: unknown.
     discard_granularity: u32,
     no_block_discard: AtomicBool,
+    no_waiting_discard: AtomicBool,
     no_punch_hole: AtomicBool,
     no_zero_range: AtomicBool,
 }
@@ -61,6 +65,7 @@ impl Methods {
             read_only,
             discard_granularity: 0,
             no_block_discard: AtomicBool::new(kind == BackingKind::File),
+            no_waiting_discard: AtomicBool::new(kind == BackingKind::File),
             no_punch_hole: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
         }
@@ -98,6 +103,7 @@ impl Methods {
                     granularity.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
                 if queue_limit(device, "discard_max_bytes") == Some(0) {
                     self.refuse(Method::BlockDiscard);
+                    self.refuse(Method::WaitingDiscard);
                 }
                 if queue_limit(device, "write_zeroes_max_bytes") == Some(0) {
                     self.refuse(Method::PunchHole);
@@ -117,12 +123,14 @@ impl Methods {
             None
         } else if !self.no_block_discard.load(Ordering::Relaxed) {
             Some(Method::BlockDiscard)
+        } else if !self.no_waiting_discard.load(Ordering::Relaxed) {
+            Some(Method::WaitingDiscard)
         } else {
             self.discard_by_call()
         }
     }
 
-    /// The way to discard a range without io_uring's own command.
+    /// The way to discard a range without io_uring's own commands.
     pub(super) fn discard_by_call(&self) -> Option<Method> {
         let refused = self.read_only || self.no_punch_hole.load(Ordering::Relaxed);
         (!refused).then_some(Method::PunchHole)
@@ -143,6 +151,7 @@ impl Methods {
     pub(super) fn refuse(&self, method: Method) {
         match method {
             Method::BlockDiscard => self.no_block_discard.store(true, Ordering::Relaxed),
+            Method::WaitingDiscard => self.no_waiting_discard.store(true, Ordering::Relaxed),
             Method::PunchHole => self.no_punch_hole.store(true, Ordering::Relaxed),
             Method::ZeroRange => self.no_zero_range.store(true, Ordering::Relaxed),
             Method::WriteZeroes => {}
@@ -162,4 +171,27 @@ pub(super) fn queue_attribute(device: u64, name: &str) -> Option<String> {
         .iter()
         .find_map(|queue| fs::read_to_string(format!("{directory}/{queue}/{name}")).ok())
         .map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_refuses_to_be_asked_without_a_wait_is_asked_with_one() {
+        let methods = Methods::new(BackingKind::BlockDevice, false);
+        let ways = [Method::BlockDiscard, Method::WaitingDiscard, Method::PunchHole];
+        for way in ways {
+            assert!(way.is_refused_by(Errno::EOPNOTSUPP));
+            assert_eq!(methods.discard(), Some(way));
+            methods.refuse(way);
+        }
+        assert_eq!(methods.discard(), None);
+    }
+
+    #[test]
+    fn a_file_has_no_command_of_block_devices() {
+        let methods = Methods::new(BackingKind::File, false);
+        assert_eq!(methods.discard(), Some(Method::PunchHole));
+    }
 }

@@ -29,8 +29,7 @@ impl KernelFeature {
     /// The kernel does not say its release.
     #[must_use]
     pub fn is_there(self) -> bool {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
-        KernelVersion::parse(&release).expect("two numbers") >= self.since
+        KernelVersion::running().expect("the kernel's release") >= self.since
     }
 
     /// Whether the running kernel lacks it. Then the calling test must return: this function has

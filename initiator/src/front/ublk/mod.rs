@@ -103,7 +103,6 @@ mod error;
 mod feature;
 mod filler;
 mod flusher;
-mod kernel;
 mod leave_gate;
 mod pages;
 mod placement;

@@ -374,8 +374,8 @@ impl Mount {
     ) -> Option<DiskFiller> {
         let gate = Arc::clone(device.gate()?);
         let (id, depth) = (device.info().id, device.info().depth);
-        // Requests that wait for the target would keep the limit waiting. Without a tag to spare, the
-        // driver would not see the end of this process at once.
+        // Requests that wait for the target would keep the limit waiting. Without a tag to spare,
+        // the driver would not see the end of this process at once.
         let can_limit = depth > FEWEST && !self.volume.waits_for_target();
         let mut limiting =
             tokio::task::spawn_blocking(move || can_limit && limit_requests(id, LIMIT));

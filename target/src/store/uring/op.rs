@@ -207,13 +207,15 @@ impl ActiveOp {
                 let from = zeroes.pointer(0, bytes as usize)?;
                 Some(opcode::Write::new(file, from.as_ptr(), bytes).offset(offset).build())
             }
-            (Phase::Change(Method::BlockDiscard), _) => {
+            (Phase::Change(method @ (Method::BlockDiscard | Method::WaitingDiscard)), _) => {
                 self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
                 // The start goes into `addr`, the length into `addr3`, where `cmd` begins.
                 let mut cmd = [0; 16];
                 cmd[..8].copy_from_slice(&self.step.to_ne_bytes());
                 let discard = opcode::UringCmd16::new(file, BLOCK_DISCARD);
-                Some(discard.addr(Some(offset)).cmd(cmd).build())
+                let entry = discard.addr(Some(offset)).cmd(cmd).build();
+                let may_wait = method == Method::WaitingDiscard;
+                Some(if may_wait { entry.flags(squeue::Flags::ASYNC) } else { entry })
             }
             (Phase::Change(method @ (Method::PunchHole | Method::ZeroRange)), _) => {
                 self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
