@@ -137,7 +137,7 @@ impl Drive {
     }
 
     fn step(&mut self) {
-        if !self.is_calm {
+        if !self.is_calm && !self.rests() {
             self.break_something();
         }
         self.bench.turn();
@@ -153,6 +153,15 @@ impl Drive {
         self.come_in();
         self.take_acts();
         self.send();
+    }
+
+    /// Whether a request waits so long that nothing more breaks until it is answered. A LOGIN waits
+    /// for the QPs of the last try, which are destroyed slowly in some plans: if ways break faster
+    /// than that, no try ends well.
+    fn rests(&self) -> bool {
+        let steps = self.steps();
+        let mut waiting = self.cells.iter().filter_map(|cell| cell.request.as_ref());
+        waiting.any(|request| request.looks_at.is_none() && steps - request.since > PATIENCE / 2)
     }
 
     fn break_something(&mut self) {
