@@ -19,6 +19,7 @@ use super::ublk::{Buffers, Placement, QueueConfig, TurnSleep, UblkQueue};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::choice::ChoicePolicy;
 use crate::queue::{DescriptorToken, DescriptorWatch, FromQueue, QueueHandle, mail};
 use crate::volume::begin::Front;
 
@@ -45,6 +46,8 @@ pub(crate) struct QueueParts {
     /// The account of durable writes, made for the queue's depth. `None` for a volume with durable
     /// acknowledged writes.
     pub ledger: Option<Ledger>,
+    /// How requests are spread, for a queue that may have several ways.
+    pub ways: Option<ChoicePolicy>,
     /// The time until a path with a silent target is given up while answers are outstanding.
     pub pulse: Option<Pulse>,
     /// The time to poll before a sleep.

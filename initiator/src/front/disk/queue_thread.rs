@@ -53,7 +53,9 @@ impl QueueThread {
         mail: Receiver<ToQueue>,
         stats: Arc<QueueStats>,
     ) -> io::Result<Self> {
-        let QueueParts { config, buffers, data_max, block_size, ledger, pulse, outbox, .. } = parts;
+        let QueueParts {
+            config, buffers, data_max, block_size, ledger, ways, pulse, outbox, ..
+        } = parts;
         let shared = parts.shared.len();
         // Timers of this thread are exact: a gathering is shorter than the usual 50 µs of slack.
         let _ = nix::sys::prctl::set_timerslack(1);
@@ -74,6 +76,7 @@ impl QueueThread {
             data_max,
             shared,
             ledger,
+            ways,
             pulse,
             mail,
             outbox,
@@ -105,13 +108,9 @@ impl QueueThread {
                 }
                 UblkEvent::Watch(MAIL) => self.driver.clear_mail(),
                 // A socket that ended is checked, too.
-                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _)
-                    if self.driver.is_of_path(token) =>
-                {
-                    self.driver.clear_path_event();
+                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _) => {
+                    self.driver.clear_event_of(token);
                 }
-                // A token of an earlier path.
-                UblkEvent::Watch(_) | UblkEvent::WatchEnded(..) => {}
                 UblkEvent::Stopping => {
                     self.stopping = true;
                     // The driver waits for the answers to its requests.
@@ -266,7 +265,7 @@ impl DataThread for QueueThread {
     }
 
     fn ask_devices(&mut self) {
-        self.driver.clear_path_event();
+        self.driver.clear_path_events();
     }
 
     fn yielded(&mut self) {

@@ -41,8 +41,9 @@ use super::leave_gate::LeaveGate;
 use super::request::BlockRequest;
 use crate::queue::DescriptorToken;
 
-/// Descriptors one queue can watch.
-pub(crate) const MAX_WATCHES: u8 = 8;
+/// Descriptors one queue can watch: the mailbox, two of the path of each way, and some of paths
+/// that ended.
+pub(crate) const MAX_WATCHES: u8 = 32;
 
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
