@@ -3,7 +3,7 @@
 //! in docs/internals/ways.md.
 //!
 //! A way has a *place* in the queue, [`WayIndex`]. The place is empty, has a live path, or is in
-//! [limbo](limbo): its path died, and some requests that were under way on it must wait.
+//! [limbo]: its path died, and some requests that were under way on it must wait.
 
 pub mod choice;
 pub mod limbo;
