@@ -603,9 +603,10 @@ impl Control {
 
     /// Another client has the image of a volume: its hosts get nothing more from here.
     fn on_image_lost(&mut self, (volume, why): LostImage) {
+        // Also of a volume that was removed by force: ops of it are held until this is known.
+        self.volumes.lose(volume, &mut self.groups);
         let Some(name) = name_of(volume, &self.core) else { return };
         self.core.lose(volume);
-        self.volumes.lose(volume, &mut self.groups);
         let text = format!("its image is lost: {why}");
         let what = Occurrence::new(EventKind::StoreFault, text.clone());
         self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
