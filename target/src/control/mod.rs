@@ -13,10 +13,12 @@
 //! | [`Volumes`] | stores of volumes, and the work of the change that is carried out |
 //! | [`RunningConfig`] | the configuration now |
 //! | [`Persister`] | the records for the next run |
+//! | [`Claims`] | the images of a group that are taken and handed over |
 //! | [`EventLog`], [`PlaceWatch`], [`VolumeRates`], [`Sampling`], [`Traces`] | what people see |
 //! | [`Ends`], [`Upgrades`] | the end of the run, and the program that follows |
 
 mod answering;
+mod claims;
 pub mod connect;
 pub mod core;
 pub(crate) mod ends;
@@ -34,7 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::{Encrypt, HostConfig, TargetConfig};
+use rblk_config::{Encrypt, HostConfig, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_operate::Watchdog;
@@ -55,6 +57,7 @@ use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup, VolumeStep
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
+use crate::store::rbd::image_claim::AskAnswer;
 use crate::store::{OpenStore, StoreIdentity};
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
@@ -62,6 +65,7 @@ use crate::volume::ids::{SessionIndex, VolumeIndex};
 use self::core::{
     AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Ticket, VolumeChange,
 };
+use claims::{ClaimNews, Claims, EndedChange, answer_to};
 use connect::admission::House;
 use connect::devices::Devices;
 use connect::file_room::FileRoom;
@@ -82,6 +86,9 @@ use running_config::RunningConfig;
 use volumes::change_files::ChangeFiles;
 use volumes::lost_images::LostImage;
 use volumes::{ChangeOutcome, VolumeNews, Volumes};
+
+/// Why a volume of the group is not served any more.
+const HANDED_OVER: &str = "another member of this target serves it: it was handed over";
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -150,6 +157,9 @@ pub(crate) enum ToControl {
         /// Takes the outcome.
         reply: oneshot::Sender<ChangeOutcome>,
     },
+    /// Hand a volume over to another member of the group. The reply comes when nothing of it is
+    /// left here.
+    HandOver(String, oneshot::Sender<Result<(), String>>),
     /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
         /// Its name.
@@ -194,6 +204,7 @@ pub(crate) struct Control {
     groups: Groups,
     reception: Reception,
     volumes: Volumes,
+    claims: Claims,
     running: RunningConfig,
     persister: Persister,
     events: EventLog,
@@ -234,6 +245,8 @@ pub(crate) struct ControlParts {
     pub outages: Outages,
     /// Volumes of the configuration that are not served.
     pub away: Vec<AwayVolume>,
+    /// Volumes of the configuration that are not served, as they are configured.
+    pub others: Vec<VolumeConfig>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
     /// How long stopping poll groups go on with the write of dirty blocks.
@@ -288,6 +301,7 @@ impl Control {
             groups: Groups::new(parts.groups),
             reception: Reception::new(house, ack_timeout, devices, files),
             volumes: Volumes::new(count, parts.backings, notes, parts.places),
+            claims: Claims::new(name, &running, parts.others),
             persister,
             events: EventLog::default(),
             watch: PlaceWatch::new(probe, Some("/".into())),
@@ -355,6 +369,7 @@ impl Control {
                 Some(news) = self.reception.next() => {
                     self.reception.on_news(news, &mut self.core, &mut self.groups);
                 }
+                Some(news) = self.claims.next() => self.on_claim(news),
                 Some(news) = self.volumes.next() => match news {
                     VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
                     VolumeNews::Lost(lost) => self.on_image_lost(lost),
@@ -404,6 +419,12 @@ impl Control {
     /// Begins to serve.
     fn ready(&mut self, now: Instant) {
         self.core.ready(now);
+        for name in self.claims.others() {
+            self.core.leave_to_others(name, None);
+        }
+        for (volume, store) in self.volumes.backings() {
+            self.claims.listen_to(*volume, store);
+        }
         self.upgrades.ready(now + self.core.sessions().lease());
         self.upgrades.tell(&mut self.events);
         self.watch.look_at_stores(self.volumes.backings());
@@ -428,12 +449,14 @@ impl Control {
             || self.groups.owes_mail()
             || self.core.lines().owes()
             || self.volumes.has_lost()
+            || self.claims.owes()
     }
 
     fn on_tick(&mut self, now: Instant) {
         self.core.tick(now);
         self.persister.note_losses_again();
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
+        self.change_for_group();
         // The number of lines that were left out.
         while let Some(left_out) = self.core.lines().take_left_out(now) {
             left_out.log();
@@ -475,8 +498,13 @@ impl Control {
 
     /// Carries out the decisions of core.
     fn carry_out(&mut self) {
-        while let Some(effect) = self.core.next_effect() {
-            self.carry_out_one(effect);
+        loop {
+            while let Some(effect) = self.core.next_effect() {
+                self.carry_out_one(effect);
+            }
+            if !self.change_for_group() {
+                break;
+            }
         }
         while let Some(what) = self.core.next_occurrence() {
             self.events.happened(what);
@@ -515,6 +543,7 @@ impl Control {
                     core.persisted(ticket, result);
                 }
             }
+            Effect::Claim { name, wish } => self.claims.begin(name, wish),
             Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
             Effect::Step(step) => {
                 if step == VolumeStep::Abandon {
@@ -607,6 +636,7 @@ impl Control {
         self.volumes.lose(volume, &mut self.groups);
         let Some(name) = name_of(volume, &self.core) else { return };
         self.core.lose(volume);
+        self.leave_to_others(&name);
         let text = format!("its image is lost: {why}");
         let what = Occurrence::new(EventKind::StoreFault, text.clone());
         self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
@@ -614,6 +644,96 @@ impl Control {
         self.description.away.retain(|away| away.name != name);
         self.description.away.push(AwayVolume { name, why });
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
+    }
+
+    /// Another member of the group may serve a volume that this one served.
+    fn leave_to_others(&mut self, name: &str) {
+        let config = self.running.volume(name).cloned();
+        if let (Ok(config), Ok(name), true) = (config, Name::new(name), self.claims.is_member()) {
+            self.claims.leaves(name, config);
+            self.claims.loses(name, Instant::now());
+            self.core.leave_to_others(name, None);
+        }
+    }
+
+    fn on_claim(&mut self, news: ClaimNews) {
+        match news {
+            ClaimNews::Ended(name, Ok(opened)) => self.claims.serve_soon(name, opened),
+            ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
+            ClaimNews::Asked(volume, ticket, ask) => {
+                let answer = answer_to(&ask, volume, &self.core);
+                let name = name_of(volume, &self.core);
+                tracing::info!(
+                    volume = name,
+                    asks = ask.member,
+                    ?answer,
+                    "another member asks for a volume"
+                );
+                if let Some(image) = self.volumes.backing(volume).and_then(OpenStore::image) {
+                    image.answer(ticket, answer);
+                }
+                let name = name.and_then(|name| Name::new(&name).ok());
+                if let (AskAnswer::HandsOver, Some(name)) = (answer, name) {
+                    self.claims.yield_soon(name);
+                }
+            }
+        }
+    }
+
+    /// Begins the next change for the group, if no other one is under way, and tells the end of the
+    /// last one. Returns whether core may have orders therefore.
+    fn change_for_group(&mut self) -> bool {
+        if let Some(ended) = self.claims.ended_change() {
+            if let EndedChange::Yielded(name, result) = &ended {
+                self.claims.answer_order(*name, result);
+            }
+            match ended {
+                EndedChange::Served(name, result) => self.claim_ended(name, result),
+                EndedChange::Yielded(name, Ok(())) => {
+                    tracing::info!(volume = %name, "a volume is handed over to another member");
+                    self.is_away(&name, HANDED_OVER.to_owned());
+                }
+                EndedChange::Yielded(name, Err(why)) => {
+                    tracing::error!(volume = %name, why, "a volume is not handed over");
+                }
+            }
+            return true;
+        }
+        if self.volumes.is_changing() {
+            return false;
+        }
+        let Some((change, files, reply)) = self.claims.next_change() else { return false };
+        if let VolumeChange::Yield { name } = &change
+            && let (Ok(config), Ok(name)) = (self.running.volume(name), Name::new(name))
+        {
+            self.claims.leaves(name, config.clone());
+        }
+        let parts = (&self.running, &self.persister);
+        self.volumes.change((change, files, false), &mut self.core, parts, reply);
+        true
+    }
+
+    fn claim_ended(&mut self, name: Name, result: Result<(), String>) {
+        match &result {
+            Ok(()) => {
+                self.description.away.retain(|away| away.name != name.as_str());
+                if let Some(volume) = self.core.volume_named(name.as_str()).map(|v| v.index)
+                    && let Some(store) = self.volumes.backing(volume)
+                {
+                    self.claims.listen_to(volume, store);
+                }
+            }
+            Err(why) => {
+                tracing::info!(volume = %name, why, "cannot claim a volume");
+                self.is_away(&name, why.clone());
+            }
+        }
+        self.core.claim_ended(name, &result);
+    }
+
+    fn is_away(&mut self, name: &Name, why: String) {
+        self.description.away.retain(|away| away.name != name.as_str());
+        self.description.away.push(AwayVolume { name: name.to_string(), why });
     }
 
     /// The outcome of a write to the records for the next run.

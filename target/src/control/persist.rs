@@ -15,9 +15,10 @@ use super::core::Ticket;
 use crate::record::holders::{HolderRecord, Holders, ServedFrom, VolumeUuid};
 use crate::record::losses::LossNotes;
 use crate::record::{
-    AtRisk, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume, StateDirectory,
+    AtRisk, GroupKeepers, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume,
+    SharedPlaces, StateDirectory,
 };
-use crate::store::{Backing, StoreIdentity};
+use crate::store::{Backing, OpenStore, StoreIdentity};
 use crate::volume::Placement;
 
 /// The records of this run's volumes, on their way to the disk.
@@ -29,6 +30,8 @@ pub(super) struct Persister {
     loaded: Option<(Records, Vec<ServedVolume>)>,
     news: mpsc::UnboundedReceiver<RecordOutcome>,
     losses: LossNotes,
+    // The records of volumes that a group of targets has in turn.
+    shared: SharedPlaces,
 }
 
 impl Persister {
@@ -43,7 +46,10 @@ impl Persister {
             .context("the thread that writes records")?;
         let directory = std::mem::replace(&mut parts.state, StateDirectory::nothing());
         let keeping = directory.keeping();
-        let mut records = Records::on_this_machine(Box::new(directory))?;
+        let shared = SharedPlaces::default();
+        parts.backings.values().for_each(|store| share(&shared, store));
+        let keepers = GroupKeepers::new(directory, shared.clone());
+        let mut records = Records::on_this_machine(Box::new(keepers))?;
         let served: Vec<ServedVolume> =
             parts.volumes.iter().map(|v| ServedVolume::from(&**v)).collect();
         for volume in &served {
@@ -69,7 +75,13 @@ impl Persister {
             );
         }
         let losses = LossNotes::default();
-        Ok((Self { keeping, writer, loaded: Some((records, served)), news, losses }, holders))
+        let loaded = Some((records, served));
+        Ok((Self { keeping, writer, loaded, news, losses, shared }, holders))
+    }
+
+    /// A volume is about to be served from this store, which may have a place for its record.
+    pub(super) fn share(&self, store: &OpenStore) {
+        share(&self.shared, store);
     }
 
     /// Makes durable that hosts may write now. Call it when nothing of the start can fail any more,
@@ -202,6 +214,14 @@ impl Persister {
             );
         }
         records.texts()
+    }
+}
+
+fn share(places: &SharedPlaces, store: &OpenStore) {
+    if let Some(image) = store.image()
+        && let Some(record) = image.record()
+    {
+        places.put(image.uuid(), Arc::new(record.clone()));
     }
 }
 

@@ -66,6 +66,7 @@ fn control_of(
         listening: Vec::new(),
         outages: Outages::default(),
         away: Vec::new(),
+        others: Vec::new(),
         drain_timeout: Duration::from_secs(1),
         stop_timeout: Duration::from_secs(30),
         auth: None,

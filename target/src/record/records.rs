@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
@@ -116,7 +117,8 @@ impl Records {
     /// The record cannot be read now, so its content is unknown.
     pub fn load(&mut self, served: &ServedVolume) -> anyhow::Result<Before> {
         let volume = served.volume;
-        let is_known = self.entries.contains_key(&volume);
+        let others_wrote = served.begins && self.keepers.is_shared(&volume);
+        let is_known = self.entries.contains_key(&volume) && !others_wrote;
         if !is_known {
             let entry = self.read(served)?;
             self.entries.insert(volume, entry);
@@ -470,6 +472,8 @@ impl RecordEntry {
             Ok(KeeperContent::Garbage(error)) => {
                 Err(format!("{place} (state_dir) is damaged: {error}"))
             }
+            // Another member of the group serves the volume by now.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             Err(error) => Err(format!("cannot read {place} (state_dir): {error}")),
         }
     }

@@ -364,6 +364,27 @@ impl Core {
         self.holdings.lose(volume);
     }
 
+    /// A volume of the group that this member does not serve: not yet, or no longer. Its hosts are
+    /// not told that it is gone. `given_away`: another member is about to claim it.
+    pub fn leave_to_others(&mut self, name: Name, given_away: Option<Instant>) {
+        self.holdings.leave_to_others(name, given_away);
+    }
+
+    /// The claim of an [`Effect::Claim`] has ended: this member serves the volume now, or not, for
+    /// this reason.
+    pub fn claim_ended(&mut self, name: Name, result: &Result<(), String>) {
+        let Self { sessions, holdings, out, latest, .. } = self;
+        holdings.claim_ended(name, result, (sessions, out), *latest);
+    }
+
+    /// The last holder of a volume, and whether only its host has connections to it.
+    #[must_use]
+    pub(crate) fn holder(&self, volume: &Volume) -> Option<(&HolderRecord, bool)> {
+        let record = self.holdings.book().holders().record(&volume.uuid)?;
+        let mut users = self.sessions.users_of(volume.index);
+        Some((record, users.all(|user| user.host == record.host || user.all_connections() == 0)))
+    }
+
     /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.
     pub fn close_to_others(&mut self, volume: VolumeIndex, close: bool) {
         self.holdings.close_to_others(volume, close);

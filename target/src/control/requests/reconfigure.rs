@@ -194,10 +194,14 @@ async fn prepared(
     let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for change in &difference.volumes {
         match change {
-            VolumeDifference::Add { volume } => match open(reread.target(), volume.clone()).await {
+            VolumeDifference::Add { volume } => match open(reread, volume.clone()).await {
                 Ok(opened) => {
                     let addition = VolumeChange::Add(volume.clone());
                     changes.push((addition, ChangeFiles::of_new(opened)));
+                }
+                // Another member of the group serves it.
+                Err(error) if reread.member().is_some() && volume.image.is_some() => {
+                    tracing::info!(volume = volume.name, error, "the volume is not added");
                 }
                 Err(error) => refused.push(error),
             },
@@ -266,6 +270,7 @@ fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChang
         }
         VolumeChange::Remove { .. }
         | VolumeChange::Lose { .. }
+        | VolumeChange::Yield { .. }
         | VolumeChange::Resize { .. }
         | VolumeChange::WriteBack { .. }
         | VolumeChange::Snapshot { .. } => None,

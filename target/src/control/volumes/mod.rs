@@ -172,6 +172,11 @@ impl Volumes {
         }
     }
 
+    /// Whether a change is under way.
+    pub(super) fn is_changing(&self) -> bool {
+        self.underway.is_some()
+    }
+
     /// Whether a volume with a lost image is still served.
     pub(super) fn has_lost(&self) -> bool {
         !self.lost.waiting().is_empty()
@@ -325,6 +330,10 @@ impl Volumes {
                     return Err(anew(name));
                 }
                 Ok((Arc::clone(volume), None))
+            }
+            VolumeChange::Yield { .. } => {
+                running.volume(name)?;
+                Ok((Arc::clone(served(name, core)?), None))
             }
             VolumeChange::WriteBack { .. } => {
                 let config = running.volume(name)?.clone();
@@ -493,6 +502,9 @@ impl Volumes {
         persister: &Persister,
     ) -> Result<(), String> {
         let begins = self.underway.as_ref().is_some_and(|it| it.files.opened.is_some());
+        if let (true, Some(store)) = (begins, self.backing(volume.index)) {
+            persister.share(store);
+        }
         let served = ServedVolume { begins, ..ServedVolume::from(volume) };
         persister.serve(ticket.0, served)
     }

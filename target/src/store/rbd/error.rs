@@ -163,6 +163,19 @@ pub enum ImageError {
         /// The address of the owner.
         owner: String,
     },
+    /// Another member of the group owns the image.
+    #[error(
+        "{image}: member `{member}` of this target serves it{}",
+        if addresses.is_empty() { String::new() } else { format!(" ({})", addresses.join(", ")) }
+    )]
+    Elsewhere {
+        /// The image.
+        image: String,
+        /// The member; empty: it is about to name itself.
+        member: String,
+        /// The addresses that the member listens on.
+        addresses: Vec<String>,
+    },
     /// The size is 0.
     #[error("{image}: size is 0; set it with `rbd resize --size 64G {image}`")]
     Empty {

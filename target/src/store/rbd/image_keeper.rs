@@ -14,16 +14,21 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rblk_config::ImageName;
 
+use super::claiming::{ClaimPlaces, Claimed, claim};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
+use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
+use super::image_claim::Outcome;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
 use super::looker::Looker;
 use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{
-    Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, whole_blocks,
+    Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
+use super::state_keeper::{Asking, ImageRecord, StateKeeper};
+use super::state_object::StateObject;
 
 /// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
 /// lock is dead.
@@ -129,7 +134,8 @@ fn keep(
         Err(error) => return drop(answer.send(Err(error))),
     };
     // If nothing waits any more, the drop of the image is the order to close it.
-    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), sender))));
+    let group = kept.group.clone();
+    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), sender, group))));
     kept.run(&orders);
 }
 
@@ -179,11 +185,14 @@ unsafe extern "C" fn on_update(argument: *mut c_void) {
 struct Kept {
     _looker: Looker,
     _watch: Watch,
+    // Gives the image back before the lock: a claim in between would fence this client.
+    _state: Option<StateKeeper>,
     image: OpenImage,
     _pool: Pool,
     cluster: Cluster,
     user: String,
     shared: Arc<Shared>,
+    group: Option<(ImageRecord, Asking)>,
 }
 
 impl Kept {
@@ -214,13 +223,23 @@ impl Kept {
         })?;
         refuse_settings(&image, &fail)?;
         let id = read_id(&image, &fail)?;
+        let mut state = None;
         let (lock, proven_at) = match name.snap {
             Some(_) => (None, boot_ms()),
             None => {
                 begin("take its exclusive lock");
                 let lock = HeaderLock::of(&cluster, name, &id);
                 let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
-                let (owner, at) = take_lock((&image, &lock), options.lock_wait, &fail)?;
+                require_lock_feature(&image, &fail)?;
+                let (owner, at) = match &options.group {
+                    None => take_lock((&image, &lock), options.lock_wait, &fail)?,
+                    Some(member) => {
+                        let group = (&cluster, &image, &lock);
+                        let (owner, at, keeper) = claim_it(group, (name, &id), member, &fail)?;
+                        state = Some(keeper);
+                        (owner, at)
+                    }
+                };
                 (Some((lock, owner)), at)
             }
         };
@@ -233,6 +252,10 @@ impl Kept {
         let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
         let shared = Arc::new(Shared::new(facts, size));
         shared.proven(proven_at);
+        let group = state.as_ref().map(|keeper: &StateKeeper| {
+            let place = format!("the state of image {name}");
+            (keeper.record(uuid_of(&shared.facts.identity), place), keeper.asking())
+        });
         let looker = Looker::begin(Arc::clone(&shared), lock);
         let looker =
             looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;
@@ -241,11 +264,13 @@ impl Kept {
         Ok(Self {
             _looker: looker,
             _watch: watch,
+            _state: state,
             image,
             _pool: pool,
             cluster,
             user: options.cluster.user.clone(),
             shared,
+            group,
         })
     }
 
@@ -402,6 +427,49 @@ fn watch(image: &OpenImage, orders: Sender<Order>) -> Result<Watch, Errno> {
     }
 }
 
+/// Refuses an image that cannot have an exclusive lock.
+fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
+    let mut features = 0;
+    // SAFETY: an open image; the call writes the features.
+    let read =
+        checked(unsafe { (image.library.rbd_get_features)(image.handle, &raw mut features) });
+    read.map_err(|errno| fail.at("read its features", errno))?;
+    match features & FEATURE_EXCLUSIVE_LOCK {
+        0 => Err(ImageError::NoLockFeature { image: fail.name.to_string() }),
+        _ => Ok(()),
+    }
+}
+
+/// Makes a member of a group the owner of an image. Returns its client, a moment at which that had
+/// the lock, and the keeper of the state beside the image.
+fn claim_it(
+    (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
+    (name, id): (&ImageName, &str),
+    member: &GroupMember,
+    fail: &Failing<'_>,
+) -> Result<(LockOwner, u64, StateKeeper), ImageError> {
+    const WHAT: &str = "claim it (osd blocklist, and an object beside the image)";
+    let object = StateObject::of(cluster, name, id).map_err(|errno| fail.at(WHAT, errno))?;
+    let places =
+        ClaimPlaces { library: image.library, cluster, image: image.handle, lock, object: &object };
+    let claimed = claim(&places, member).map_err(|errno| fail.at(WHAT, errno))?;
+    let of_image = || name.to_string();
+    let Claimed { note, owner, proven_at } = claimed.map_err(|outcome| match outcome {
+        Outcome::Foreign(owner) => ImageError::Locked { image: of_image(), owner },
+        Outcome::Elsewhere(note) | Outcome::Late(note) | Outcome::Owned(note) => {
+            ImageError::Elsewhere {
+                image: of_image(),
+                member: note.member,
+                addresses: note.addresses,
+            }
+        }
+    })?;
+    tracing::info!(image = %name, member = note.member, epoch = note.epoch, "owns an image");
+    let keeper = StateKeeper::begin(object, note);
+    let keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
+    Ok((owner, proven_at, keeper))
+}
+
 /// Takes the exclusive lock. Returns this client as its owner, and a moment at which it had the
 /// lock, by [`boot_ms`].
 fn take_lock(
@@ -411,13 +479,6 @@ fn take_lock(
 ) -> Result<(LockOwner, u64), ImageError> {
     const WHAT: &str = "take its exclusive lock";
     let OpenImage { library, handle } = *image;
-    let mut features = 0;
-    // SAFETY: an open image; the call writes the features.
-    let read = checked(unsafe { (library.rbd_get_features)(handle, &raw mut features) });
-    read.map_err(|errno| fail.at("read its features", errno))?;
-    if features & FEATURE_EXCLUSIVE_LOCK == 0 {
-        return Err(ImageError::NoLockFeature { image: fail.name.to_string() });
-    }
     let deadline = Instant::now() + wait;
     loop {
         // SAFETY: an open image.

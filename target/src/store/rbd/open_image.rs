@@ -13,8 +13,12 @@ use sha2::{Digest, Sha256};
 
 use super::cluster::ClusterPlace;
 use super::error::ImageError;
+use super::group_member::GroupMember;
+use super::image_claim::AskAnswer;
 use super::keeper_order::Order;
 use super::library::{Handle, Library};
+use super::owner_question::{Ask, AskTicket};
+use super::state_keeper::{Asking, ImageRecord};
 use crate::store::{Bounds, StoreIdentity};
 
 /// How long an image may leave a request or a question unanswered before it counts as stalled.
@@ -41,6 +45,8 @@ pub(crate) struct ImageOptions {
     /// How long to wait for the lock while a live client holds it: a target that just stopped may
     /// still give it back. The cluster itself decides when a dead client has lost it (30 s).
     pub lock_wait: Duration,
+    /// The member of a group that is to own it; none: the target is alone.
+    pub group: Option<GroupMember>,
 }
 
 /// The constants of an open image.
@@ -203,11 +209,36 @@ fn is_stale(proven_at: u64, now: u64) -> bool {
 pub struct Image {
     shared: Arc<Shared>,
     keeper: Sender<Order>,
+    // Of a member of a group.
+    group: Option<(ImageRecord, Asking)>,
 }
 
 impl Image {
-    pub(super) fn new(shared: Arc<Shared>, keeper: Sender<Order>) -> Self {
-        Self { shared, keeper }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        keeper: Sender<Order>,
+        group: Option<(ImageRecord, Asking)>,
+    ) -> Self {
+        Self { shared, keeper, group }
+    }
+
+    /// The record of its volume, which all members of a group have in turn.
+    pub(crate) fn record(&self) -> Option<&ImageRecord> {
+        self.group.as_ref().map(|(record, _)| record)
+    }
+
+    /// Has a function called when another member asks for the image.
+    pub(crate) fn on_ask(&self, listener: impl Fn(AskTicket, Ask) + Send + 'static) {
+        if let Some((_, asking)) = &self.group {
+            asking.listen(Box::new(listener));
+        }
+    }
+
+    /// Answers another member.
+    pub(crate) fn answer(&self, ticket: AskTicket, answer: AskAnswer) {
+        if let Some((_, asking)) = &self.group {
+            asking.answer(ticket, answer);
+        }
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -369,7 +400,7 @@ pub(super) fn identity_of(
     format!("rbd:{fsid}/{pool}/{namespace}/{id}{snap}")
 }
 
-fn uuid_of(identity: &str) -> [u8; 16] {
+pub(super) fn uuid_of(identity: &str) -> [u8; 16] {
     let digest = Sha256::digest(identity);
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&digest[..16]);

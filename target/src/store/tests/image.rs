@@ -24,7 +24,7 @@ use proptest::prelude::*;
 const NEEDS: &str = "install ceph-mon, ceph-osd, ceph-common and librbd1";
 
 /// A cluster, as long as this value lives.
-struct Cluster {
+pub(super) struct Cluster {
     directory: TempDir,
     port: u16,
     store: &'static str,
@@ -32,7 +32,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self::of(1)
     }
 
@@ -66,7 +66,7 @@ impl Cluster {
     }
 
     /// What `ceph` or `rbd` prints. In a word, "+" is a space.
-    fn run(&self, words: &str) -> String {
+    pub(super) fn run(&self, words: &str) -> String {
         let mut words = words.split(' ').map(|word| word.replace('+', " "));
         let mut command = Command::new("timeout");
         command.args(["60", &words.next().unwrap(), "-c"]).arg(self.conf()).args(words);
@@ -76,7 +76,7 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn options(&self, name: &str) -> ImageOptions {
+    pub(super) fn options(&self, name: &str) -> ImageOptions {
         ImageOptions {
             name: name.parse().unwrap(),
             cluster: ClusterPlace {
@@ -86,10 +86,11 @@ impl Cluster {
             },
             block_size: 512,
             lock_wait: Duration::from_secs(5),
+            group: None,
         }
     }
 
-    fn open(&self, name: &str) -> Result<Arc<Image>, ImageError> {
+    pub(super) fn open(&self, name: &str) -> Result<Arc<Image>, ImageError> {
         open(self.options(name)).map(Arc::new)
     }
 
@@ -106,7 +107,7 @@ impl Drop for Cluster {
     }
 }
 
-fn open(options: ImageOptions) -> Result<Image, ImageError> {
+pub(super) fn open(options: ImageOptions) -> Result<Image, ImageError> {
     rbd::begin_open(options).and_then(Opening::end)
 }
 
@@ -129,7 +130,7 @@ fn work_for(store: &mut UringStore, time: Duration) -> Vec<OpDone> {
 }
 
 /// Waits for the loss of an image, and returns its reason.
-fn loss_of(image: &Image) -> String {
+pub(super) fn loss_of(image: &Image) -> String {
     let (sender, reason) = mpsc::channel();
     image.on_loss(move |why| drop(sender.send(why.to_owned())));
     reason.recv_timeout(Duration::from_secs(40)).expect("the image was never lost")

@@ -5,14 +5,17 @@ use std::time::Instant;
 use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_protocol::{AccessMode, Generation, HostId, Mutation, OpenRequest, Status};
 
+use super::elsewhere::Asked;
 use super::openings::{Openings, Settling, Stage, WaitingOpen};
-use super::{HolderBook, Holdings};
+use super::{ELSEWHERE, GIVEN_AWAY, HolderBook, Holdings};
 use crate::control::core::admin_command::{AdminAnswer, AdminCommand, refuse, refuse_saying};
+use crate::control::core::effect::Effect;
 use crate::control::core::outbox::Outbox;
 use crate::control::core::sessions::HostSessions;
 use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::{Session, SessionTable};
 use crate::record::holders::Claimant;
+use crate::store::rbd::image_claim::Wish;
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 
@@ -75,7 +78,7 @@ impl Holdings {
             return refuse_saying(status, text);
         }
         let Some(volume) = self.exports.named(request.name).cloned() else {
-            return refuse(Status::NoSuchVolume);
+            return self.open_elsewhere(command, session, &request, (sessions, out));
         };
         // A volume that was made read-only is given back to its holder, but refuses its writes.
         let is_fresh = request.generation.is_fresh();
@@ -107,6 +110,35 @@ impl Holdings {
             settling: Settling::NotNeeded,
             since: command.now,
         });
+        AdminAnswer::Later
+    }
+
+    /// OPEN of a volume that this target does not serve. A member of a group may claim it.
+    fn open_elsewhere(
+        &mut self,
+        command: &AdminCommand<'_>,
+        session: SessionIndex,
+        request: &OpenRequest,
+        (sessions, out): (&HostSessions, &mut Outbox),
+    ) -> AdminAnswer {
+        let Some(state) = sessions.table().get(session) else { return refuse(Status::NotReady) };
+        let name = request.name;
+        match self.elsewhere.ask(name, command.now) {
+            Asked::Unknown => return refuse(Status::NoSuchVolume),
+            Asked::GivenAway => return refuse_saying(ELSEWHERE, GIVEN_AWAY.to_owned()),
+            Asked::Begins => {
+                let wish = match (request.generation.is_fresh(), request.take_over) {
+                    (false, _) => Wish::Return(state.host, request.generation),
+                    (true, true) => Wish::TakeOver,
+                    (true, false) => Wish::Fresh,
+                };
+                out.order(Effect::Claim { name, wish });
+            }
+            Asked::Waits => {}
+        }
+        let from = (command.from, command.id);
+        let sent = (command.capsule, command.body);
+        self.elsewhere.push(name, from, (session, state.epoch), sent, command.now);
         AdminAnswer::Later
     }
 

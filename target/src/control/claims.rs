@@ -1,0 +1,247 @@
+//! [`Claims`]: the images of a group of targets that this member takes, hands over and loses.
+//!
+//! A claim opens the image, on a thread that may block, and then adds its volume. An owner that is
+//! asked hands over if nobody has the volume here any more but the host that has come to the other
+//! member, or if a host takes the volume over; then the volume goes by a change like others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_config::{TargetConfig, VolumeConfig};
+use rblk_operate::said_once;
+use rblk_protocol::Name;
+use tokio::sync::{mpsc, oneshot};
+
+use super::core::{Core, VolumeChange};
+use super::volumes::ChangeOutcome;
+use super::volumes::change_files::ChangeFiles;
+use crate::pool::opening::{OpenedVolume, member_of, open_one};
+use crate::store::OpenStore;
+use crate::store::rbd::group_member::GroupMember;
+use crate::store::rbd::image_claim::{AskAnswer, Wish};
+use crate::store::rbd::owner_question::{Ask, AskTicket};
+use crate::volume::ids::VolumeIndex;
+
+/// How long a member that lost an image by force does not take it back by force: two members that
+/// cannot reach each other must not fence each other in turn.
+const DAMPING: Duration = Duration::from_secs(30);
+
+/// A claim that has ended.
+type EndedClaim = (Name, Result<Arc<OpenedVolume>, String>);
+
+/// News of the group.
+#[derive(Debug)]
+pub(super) enum ClaimNews {
+    /// The image of a volume is open, or cannot be had.
+    Ended(Name, Result<Arc<OpenedVolume>, String>),
+    /// Another member asks for a volume.
+    Asked(VolumeIndex, AskTicket, Ask),
+}
+
+/// A change that waits until no other one is under way.
+#[derive(Debug)]
+enum DueChange {
+    Serve(VolumeConfig, Arc<OpenedVolume>),
+    Yield(Name),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Claims {
+    target: Name,
+    member: Option<GroupMember>,
+    // The volumes of the group that this member does not serve.
+    others: BTreeMap<Name, VolumeConfig>,
+    ended: (mpsc::UnboundedSender<EndedClaim>, mpsc::UnboundedReceiver<EndedClaim>),
+    asked: (
+        mpsc::UnboundedSender<(VolumeIndex, AskTicket, Ask)>,
+        mpsc::UnboundedReceiver<(VolumeIndex, AskTicket, Ask)>,
+    ),
+    due: Vec<DueChange>,
+    under_way: Option<(DueChange, oneshot::Receiver<ChangeOutcome>)>,
+    // The volumes that another member took by force, and when.
+    lost: BTreeMap<Name, Instant>,
+    // Clients that wait until a volume is handed over.
+    orders: Vec<(Name, oneshot::Sender<Result<(), String>>)>,
+}
+
+impl Claims {
+    /// Those of a target with this name and configuration. `others`: volumes of the configuration
+    /// that it does not serve at its start.
+    pub(super) fn new(target: Name, config: &TargetConfig, others: Vec<VolumeConfig>) -> Self {
+        let member = member_of(config);
+        let is_member = member.is_some();
+        let others = others.into_iter().filter(|volume| is_member && volume.image.is_some());
+        let others = others.filter_map(|volume| Some((Name::new(&volume.name).ok()?, volume)));
+        Self {
+            target,
+            member,
+            others: others.collect(),
+            ended: mpsc::unbounded_channel(),
+            asked: mpsc::unbounded_channel(),
+            due: Vec::new(),
+            under_way: None,
+            lost: BTreeMap::new(),
+            orders: Vec::new(),
+        }
+    }
+
+    /// A client waits until a volume is handed over.
+    pub(super) fn order(&mut self, name: Name, reply: oneshot::Sender<Result<(), String>>) {
+        self.orders.push((name, reply));
+    }
+
+    /// A volume is handed over, or is not.
+    pub(super) fn answer_order(&mut self, name: Name, result: &Result<(), String>) {
+        for (_, reply) in self.orders.extract_if(.., |(other, _)| *other == name) {
+            // An error means that the client is gone.
+            drop(reply.send(result.clone()));
+        }
+    }
+
+    /// Whether the target is a member of a group.
+    pub(super) fn is_member(&self) -> bool {
+        self.member.is_some()
+    }
+
+    /// The volumes of the group that this member does not serve.
+    pub(super) fn others(&self) -> impl Iterator<Item = Name> {
+        self.others.keys().copied()
+    }
+
+    /// A volume of the group is served here no longer.
+    pub(super) fn leaves(&mut self, name: Name, config: VolumeConfig) {
+        if self.is_member() && config.image.is_some() {
+            self.others.insert(name, config);
+        }
+    }
+
+    /// Another member has taken a volume by force.
+    pub(super) fn loses(&mut self, name: Name, now: Instant) {
+        self.lost.insert(name, now);
+    }
+
+    /// Learns of the questions of other members for a volume.
+    pub(super) fn listen_to(&self, volume: VolumeIndex, store: &OpenStore) {
+        if let Some(image) = store.image() {
+            let asked = self.asked.0.clone();
+            // An error means that control has ended.
+            image.on_ask(move |ticket, ask| drop(asked.send((volume, ticket, ask))));
+        }
+    }
+
+    /// The next news. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<ClaimNews> {
+        tokio::select! {
+            Some((name, result)) = self.ended.1.recv() => Some(ClaimNews::Ended(name, result)),
+            Some((volume, ticket, ask)) = self.asked.1.recv() => {
+                Some(ClaimNews::Asked(volume, ticket, ask))
+            }
+            else => None,
+        }
+    }
+
+    /// Begins to claim the image of a volume.
+    pub(super) fn begin(&self, name: Name, wish: Wish) {
+        let (ended, target) = (self.ended.0.clone(), self.target);
+        let (Some(member), Some(config)) = (self.member.clone(), self.others.get(&name).cloned())
+        else {
+            drop(ended.send((name, Err("the volume is in no group".to_owned()))));
+            return;
+        };
+        let is_old = |at: &Instant| at.elapsed() >= DAMPING;
+        let may_break = self.lost.get(&name).is_none_or(is_old);
+        tracing::info!(volume = %name, ?wish, may_break, "claims the image of a volume");
+        tokio::task::spawn_blocking(move || {
+            let member = GroupMember { wish, may_break, ..member };
+            let opened = open_one(0, &config, (&target, Some(&member)));
+            let opened = opened.map(Arc::new).map_err(|error| said_once(error.as_ref()));
+            // An error means that control has ended.
+            drop(ended.send((name, opened)));
+        });
+    }
+
+    /// An image is open: its volume is to be served.
+    pub(super) fn serve_soon(&mut self, name: Name, opened: Arc<OpenedVolume>) {
+        if let Some(config) = self.others.get(&name).cloned() {
+            self.due.push(DueChange::Serve(config, opened));
+        }
+    }
+
+    /// A volume is to be served by another member.
+    pub(super) fn yield_soon(&mut self, name: Name) {
+        let is_due = |due: &DueChange| matches!(due, DueChange::Yield(other) if *other == name);
+        let is_under_way = self.under_way.as_ref().is_some_and(|(due, _)| is_due(due));
+        if !is_under_way && !self.due.iter().any(is_due) {
+            self.due.push(DueChange::Yield(name));
+        }
+    }
+
+    /// Whether a change waits, or is under way.
+    pub(super) fn owes(&self) -> bool {
+        !self.due.is_empty() || self.under_way.is_some()
+    }
+
+    /// The next change to begin, if none of this is under way.
+    pub(super) fn next_change(
+        &mut self,
+    ) -> Option<(VolumeChange, ChangeFiles, oneshot::Sender<ChangeOutcome>)> {
+        if self.under_way.is_some() || self.due.is_empty() {
+            return None;
+        }
+        let due = self.due.remove(0);
+        let (change, files) = match &due {
+            DueChange::Serve(config, opened) => {
+                (VolumeChange::Add(config.clone()), ChangeFiles::of_new(Arc::clone(opened)))
+            }
+            DueChange::Yield(name) => {
+                (VolumeChange::Yield { name: name.to_string() }, ChangeFiles::default())
+            }
+        };
+        let (reply, answer) = oneshot::channel();
+        self.under_way = Some((due, answer));
+        Some((change, files, reply))
+    }
+
+    /// The change under way has ended, if it has.
+    pub(super) fn ended_change(&mut self) -> Option<EndedChange> {
+        let (_, answer) = self.under_way.as_mut()?;
+        let result = match answer.try_recv() {
+            Err(oneshot::error::TryRecvError::Empty) => return None,
+            Err(oneshot::error::TryRecvError::Closed) => Err("the target stops".to_owned()),
+            Ok(outcome) => outcome.map(drop),
+        };
+        let (due, _) = self.under_way.take()?;
+        Some(match due {
+            DueChange::Serve(config, _) => {
+                let name = Name::new(&config.name).ok()?;
+                if result.is_ok() {
+                    self.others.remove(&name);
+                }
+                EndedChange::Served(name, result)
+            }
+            DueChange::Yield(name) => EndedChange::Yielded(name, result),
+        })
+    }
+}
+
+/// A change of this that has ended.
+#[derive(Debug)]
+pub(super) enum EndedChange {
+    /// A volume is served, or not.
+    Served(Name, Result<(), String>),
+    /// A volume is served no longer, or still.
+    Yielded(Name, Result<(), String>),
+}
+
+/// Whether the owner hands a volume over to the member that asks.
+pub(super) fn answer_to(ask: &Ask, volume: VolumeIndex, core: &Core) -> AskAnswer {
+    let Some(volume) = core.volume(volume) else { return AskAnswer::HandsOver };
+    let may = match core.holder(volume) {
+        _ if ask.take_over => true,
+        Some((holder, is_alone)) => is_alone && ask.is_of(holder.host, holder.generation),
+        None => false,
+    };
+    if may { AskAnswer::HandsOver } else { AskAnswer::Stays }
+}

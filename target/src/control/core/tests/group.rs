@@ -1,0 +1,106 @@
+//! Volumes of a group: an OPEN claims one that this member does not serve, and one that is handed
+//! over takes its hosts with it.
+
+use rblk_config::VolumeConfig;
+
+use super::super::VolumeChange;
+use super::*;
+
+const V: u16 = VOLUMES;
+
+fn of_image() -> Arc<Volume> {
+    Arc::new(Volume { placement: Placement::Store, ..Volume::clone(&volume(V)) })
+}
+
+impl World {
+    fn carry(&mut self, change: &VolumeChange) {
+        self.core.change(change, of_image(), self.now).unwrap();
+        self.carry_out();
+        while self.steps.pop().is_some() {
+            self.core.stepped(Ok(()), self.now);
+            self.carry_out();
+        }
+        assert_eq!(self.altered.pop(), Some(Ok(())));
+    }
+
+    /// The claim under way succeeds: the volume is served.
+    fn claimed(&mut self) {
+        let name = volume_name(V);
+        self.carry(&VolumeChange::Add(VolumeConfig::rbd(name.as_str(), "rbd/v")));
+        self.core.claim_ended(name, &Ok(()));
+        self.carry_out();
+    }
+
+    /// The claim under way fails.
+    fn elsewhere(&mut self) {
+        self.core.claim_ended(volume_name(V), &Err("member a serves it".to_owned()));
+        self.carry_out();
+    }
+}
+
+fn member() -> World {
+    let mut w = World::new();
+    w.core.leave_to_others(volume_name(V), None);
+    w
+}
+
+#[test]
+fn an_open_claims_a_volume_that_another_member_has() {
+    let mut w = member();
+    let (one, other) = (w.session(1), w.session(2));
+    assert_eq!(w.open(one, 1, exclusive(V)), None);
+    assert_eq!(w.open(other, 1, exclusive(V)), None, "it waits for the same claim");
+    assert_eq!(w.claims, [(volume_name(V), Wish::Fresh)]);
+    w.elsewhere();
+    for link in [one, other] {
+        let said = w.answer(link, 1).unwrap();
+        assert_eq!(
+            (said.status, said.text().as_str()),
+            (Status::ShuttingDown, "member a serves it")
+        );
+    }
+    // It comes back with the generation that the other member gave it.
+    let generation = Generation(7);
+    assert_eq!(w.open(one, 2, OpenRequest { generation, ..exclusive(V) }), None);
+    assert_eq!(w.claims.pop(), Some((volume_name(V), Wish::Return(HostId([1; 16]), generation))));
+    let holder = HolderRecord {
+        volume: of_image().uuid,
+        generation,
+        mode: AccessMode::Exclusive,
+        host: HostId([1; 16]),
+        host_name: host_name(1),
+        present: true,
+    };
+    w.core.adopt(of_image().uuid, Some(holder), None);
+    w.claimed();
+    assert_eq!(w.answer(one, 2).unwrap().generation(), generation);
+    assert_eq!(w.open(other, 2, exclusive(V)).unwrap().status, Status::InUse);
+    let unknown = OpenRequest { name: Name::new("unknown").unwrap(), ..exclusive(V) };
+    assert_eq!(w.open(other, 3, unknown).unwrap().status, Status::NoSuchVolume);
+}
+
+#[test]
+fn hosts_of_a_volume_that_is_handed_over_are_not_told_that_it_is_gone() {
+    let mut w = member();
+    let link = w.session(1);
+    assert_eq!(w.open(link, 1, exclusive(V)), None);
+    w.claimed();
+    let generation = w.answer(link, 1).unwrap().generation();
+    let change = VolumeChange::Yield { name: volume_name(V).to_string() };
+    w.core.change(&change, of_image(), w.now).unwrap();
+    w.carry_out();
+    let again = OpenRequest { generation, ..exclusive(V) };
+    assert_eq!(w.open(link, 2, again), None, "it waits for the end of the change");
+    while w.steps.pop().is_some() {
+        w.core.stepped(Ok(()), w.now);
+        w.carry_out();
+    }
+    assert_eq!(w.answer(link, 2).unwrap().status, Status::ShuttingDown);
+    // The other member is about to claim it.
+    assert_eq!(w.open(link, 3, again).unwrap().status, Status::ShuttingDown);
+    assert_eq!(w.claims.len(), 1);
+    // It did not.
+    w.pass(Duration::from_secs(6));
+    assert_eq!(w.open(link, 4, again), None);
+    assert_eq!(w.claims.len(), 2);
+}
