@@ -62,6 +62,9 @@ pub enum Command {
     ///
     /// Only the steps in the journal of a run are undone. Every run begins with this, too.
     CleanUp(CleanUpArgs),
+    /// Sleep again and again: a process that `scale` measures idle mounts by.
+    #[command(hide = true)]
+    Sleeper(SleeperArgs),
 }
 
 /// The folder of a run, and the form of the answer.
@@ -107,7 +110,7 @@ pub struct CompareArgs {
     /// Address that targets listen on here [default: that of the first RDMA device].
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
-    /// Where rblk's volume is; peers always have RAM. With `file`, fio also measures a file of this
+    /// Where rblk's volume is; peers always have RAM. With a file, fio also measures a file of this
     /// host (local-file).
     #[arg(long, value_enum, default_value = "memory")]
     pub volume: CompareVolume,
@@ -216,6 +219,17 @@ pub enum Growth {
     Neighbour,
     /// Processor time of mounts without I/O.
     Idle,
+}
+
+/// Arguments of `sleeper`, in milliseconds.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct SleeperArgs {
+    /// Time until the first wake-up.
+    pub first: u64,
+    /// Time between wake-ups.
+    pub period: u64,
+    /// Time until it ends.
+    pub time: u64,
 }
 
 /// Arguments of `report`.

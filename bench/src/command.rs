@@ -1,6 +1,7 @@
 //! The commands of `rblk-bench`. Those that measure add to the run of their folder.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -40,6 +41,12 @@ pub fn run(command: Command) -> Result<()> {
         }
         Command::Report(args) => draw_again(&args),
         Command::CleanUp(args) => peer::clean_up(args.dry_run),
+        Command::Sleeper(args) => {
+            let [first, period, time] =
+                [args.first, args.period, args.time].map(Duration::from_millis);
+            scale::sleepers::sleep(first, period, time);
+            Ok(())
+        }
     }
 }
 

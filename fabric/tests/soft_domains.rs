@@ -137,7 +137,7 @@ fn a_queue_pair_uses_memory_of_its_own_domain_only() {
 
 #[test]
 fn on_iwarp_a_read_lands_only_where_the_peer_may_write() {
-    let writable = Access { local_write: true, remote_write: true, remote_read: false };
+    let writable = Access { remote_write: true, ..Access::LOCAL_WRITE };
     for (iwarp, access, status) in [
         (false, Access::LOCAL_WRITE, WcStatus::Success),
         (true, writable, WcStatus::Success),

@@ -20,7 +20,7 @@ step() {
   # The programs of this test in the place of those of a release.
   bash -c "${typed//.build\/release/$PROGRAMS}" || die "$typed: $?"
 }
-file() { echo "# write $1"; mkdir -p "$(dirname "$1")"; known "$2" >"$1"; }
+file() { echo "# write $1"; known "$2" >"$1" || die "$1 cannot be written"; }
 line() { echo "# add to $1: $2"; echo "$2" >>"$1"; }
 
 seconds() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }'; }

@@ -25,7 +25,6 @@ use self::rounds::{Progress, Rounds};
 use crate::args::CompareArgs;
 use crate::folder::RunFolder;
 use crate::peer::Setting;
-use crate::peer::compare_volume::CompareVolume;
 use crate::peer::loaded::Loaded;
 use crate::peer::undo::{self, Journal};
 use crate::result::Run;
@@ -37,7 +36,7 @@ pub(crate) fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Resu
     let cells = plan::cells(&args.cells, &args.queues)?;
     let keys = plan::keys_for(args.engine, &args.systems);
     let mut candidates = plan::systems(&keys, &args.variant, &args.rblk, &args.peer)?;
-    if args.volume == CompareVolume::File {
+    if args.volume.is_file() {
         plan::add_local_file(&mut candidates);
     }
     if candidates.is_empty() {

@@ -11,4 +11,13 @@ pub enum CompareVolume {
     RamDisk,
     /// In a file, behind the cache.
     File,
+    /// In a file, without a cache: every request goes to the file.
+    UncachedFile,
+}
+
+impl CompareVolume {
+    /// Whether fio can have a file of this host beside the volume.
+    pub(crate) const fn is_file(self) -> bool {
+        matches!(self, Self::File | Self::UncachedFile)
+    }
 }

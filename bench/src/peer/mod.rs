@@ -424,6 +424,11 @@ fn target_spec(
             notes.push(undo);
             file(path)
         }
+        CompareVolume::UncachedFile => {
+            let (path, undo) = setting.file(key)?;
+            notes.push(undo);
+            ["--config".to_owned(), uncached(&path)?.display().to_string()]
+        }
     };
     let address = match variant.carrier {
         Carrier::Verbs => setting.rdma_address.context("there is no RDMA device")?,
@@ -439,6 +444,18 @@ fn target_spec(
         flags: volume.into_iter().chain(variant.target_flags.iter().cloned()).collect(),
     };
     Ok((spec, notes))
+}
+
+/// Writes the configuration of an uncached volume in a file, beside that file.
+fn uncached(file: &Path) -> Result<PathBuf> {
+    let config = file.with_extension("toml");
+    let volume = format!(
+        "[[volume]]\nname = \"{VOLUME}\"\nstore = \"file\"\npath = {:?}\ncache = \"none\"\n",
+        file.display().to_string()
+    );
+    std::fs::write(&config, volume)
+        .with_context(|| format!("cannot write {}", config.display()))?;
+    Ok(config)
 }
 
 fn connected_nbd() -> Vec<PathBuf> {

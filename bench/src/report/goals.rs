@@ -272,8 +272,8 @@ fn idle(run: &Run) -> Vec<Verdict> {
     let p99 = |s: &Sample| s.latency.p99 as f64;
     let waits = run.ratio(ADAPTIVE, system::RBLK_VERBS_SPIN, &cell.key, p99);
     vec![
-        of("initiator", idle.map(|idle| idle.initiator_percent)),
-        of("target", idle.map(|idle| idle.target_percent)),
+        of("initiator", idle.map(|idle| idle.initiator.percent)),
+        of("target", idle.map(|idle| idle.target.percent)),
         Verdict {
             goal: 6,
             what: format!("{}: p99 against spinning all the time", cell.title()),

@@ -89,13 +89,17 @@ fn scale(run: &Run) -> String {
         }
     }
     if let Some(idle) = &scale.idle {
-        text += &format!(
-            "{} idle volumes over {:.0} s: initiators {} %, target {} % of one processor\n",
-            idle.volumes,
-            idle.seconds,
-            plain(idle.initiator_percent),
-            plain(idle.target_percent)
-        );
+        text += &format!("{} idle volumes over {:.0} s:", idle.volumes, idle.seconds);
+        for (end, idle) in [("initiators", idle.initiator), ("target", idle.target)] {
+            text += &format!(
+                " {end} {} % of one processor, {} wake-ups a second ({} % if they only slept);",
+                plain(idle.percent),
+                plain(idle.wakes),
+                plain(idle.sleepers_percent)
+            );
+        }
+        text.pop();
+        text.push('\n');
     }
     text
 }

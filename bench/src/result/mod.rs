@@ -21,7 +21,7 @@ use crate::cost::Report;
 pub(crate) use self::profile::{CpuProfile, FunctionShare, ThreadShare};
 pub(crate) use self::sample::Cpu;
 pub use self::sample::{Cell, Latency, PerIo, Sample};
-pub(crate) use self::scale::{Axis, Idle, Point, Scale, ScaleLine, ScalePlot, Unit};
+pub(crate) use self::scale::{Axis, Idle, IdleEnd, Point, Scale, ScaleLine, ScalePlot, Unit};
 pub(crate) use self::summary::{Summary, paired};
 
 /// The version of the data model.

@@ -62,9 +62,21 @@ pub(crate) struct Point {
 pub(crate) struct Idle {
     pub(crate) volumes: u32,
     pub(crate) seconds: f64,
-    /// Percent of one processor of all initiator daemons together.
-    pub(crate) initiator_percent: f64,
-    /// Percent of one processor of the target.
-    pub(crate) target_percent: f64,
+    /// All initiator daemons together.
+    pub(crate) initiator: IdleEnd,
+    pub(crate) target: IdleEnd,
     pub(crate) place: String,
+}
+
+/// The processor time of an end without I/O, and of as many processes that only sleep, measured at
+/// the same time. An emulator makes both dear, and leaves their ratio.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct IdleEnd {
+    /// Percent of one processor.
+    pub(crate) percent: f64,
+    /// Times a second that a thread woke.
+    pub(crate) wakes: f64,
+    /// Percent of one processor that as many processes take, which wake as often and do nothing.
+    pub(crate) sleepers_percent: f64,
 }

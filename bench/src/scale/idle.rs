@@ -1,19 +1,27 @@
-//! Processor time of mounts without I/O, and of their target.
+//! Processor time of mounts without I/O, and of their target, beside processes that only sleep.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::sleepers::Sleepers;
 use super::{Setting, front_end};
+use crate::compare::probe::Usage;
 use crate::interrupt;
 use crate::peer::daemon::mount_status;
 use crate::peer::rblk::{mount, mount_command};
 use crate::peer::undo::Undo;
-use crate::result::Idle;
+use crate::result::{Idle, IdleEnd};
 
 const BYTES: u64 = 16 << 20;
-/// Time until idle mounts are at rest: from there on KEEP_ALIVEs are rare.
-const REST: Duration = Duration::from_secs(15);
+/// Time until idle mounts are at rest. The query for the status has a mount take a sample of its
+/// rates each second for a minute, and KEEP_ALIVEs are rare after ten seconds without I/O.
+const REST: Duration = Duration::from_secs(75);
+/// Time until the sleepers have started.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Time that the sleepers go on longer than they are watched.
+const MARGIN: Duration = Duration::from_secs(60);
+const GONE: &str = "a daemon is gone";
 /// Clock ticks of `/proc/PID/stat` in a second (USER_HZ).
 const TICKS: u64 = 100;
 
@@ -35,31 +43,69 @@ pub(super) fn measure(setting: &Setting, count: u32, time: Duration) -> Result<I
         ensure!(mount_status(&status.name).is_some(), "{} does not answer", status.name);
         mounts.push((undo, status.pid));
     }
-    setting.tell(&format!("{count} volumes with nothing to do, for {} s", time.as_secs()));
-    let used = || -> Result<(Duration, Duration)> {
-        let gone = "a daemon is gone";
-        let each = mounts.iter().map(|(_, pid)| processor_time(*pid).context(gone));
-        Ok((each.sum::<Result<Duration>>()?, processor_time(target.pid()).context(gone)?))
-    };
+    let mounts_of: Vec<u32> = mounts.iter().map(|(_, pid)| *pid).collect();
+    let ends = [mounts_of, vec![target.pid()]];
+    setting.tell(&format!(
+        "{count} volumes with nothing to do, for {} s",
+        (REST + 2 * time).as_secs()
+    ));
     interrupt::sleep(REST)?;
-    let (begin, before) = (Instant::now(), used()?);
+    let wakes = wakes_in(&ends, time)?;
+    let sleepers = [
+        Sleepers::start(&setting.journal, count, wakes[0], time + MARGIN)?,
+        Sleepers::start(&setting.journal, 1, wakes[1], time + MARGIN)?,
+    ];
+    let asleep = sleepers.each_ref().map(Sleepers::pids);
+    interrupt::sleep(SETTLE)?;
+    let (begin, before) = (Instant::now(), used(&ends, &asleep)?);
     interrupt::sleep(time)?;
-    let (took, after) = (begin.elapsed(), used()?);
-    let percent = |before: Duration, after: Duration| {
-        100.0 * after.saturating_sub(before).as_secs_f64() / took.as_secs_f64()
+    let (took, after) = (begin.elapsed(), used(&ends, &asleep)?);
+    let percent = |which: usize| {
+        100.0 * after[which].saturating_sub(before[which]).as_secs_f64() / took.as_secs_f64()
+    };
+    let end = |which: usize| IdleEnd {
+        percent: percent(which),
+        wakes: wakes[which],
+        sleepers_percent: percent(ends.len() + which),
     };
     let idle = Idle {
         volumes: count,
         seconds: took.as_secs_f64(),
-        initiator_percent: percent(before.0, after.0),
-        target_percent: percent(before.1, after.1),
+        initiator: end(0),
+        target: end(1),
         place: "over TCP by the software provider, one queue each".to_owned(),
     };
     setting.tell(&format!(
         "idle: {:.2} % of a processor for the mounts, {:.2} % for the target",
-        idle.initiator_percent, idle.target_percent
+        idle.initiator.percent, idle.target.percent
     ));
     Ok(idle)
+}
+
+/// Times a second that the threads of each end wake, looked at for `time`.
+fn wakes_in(ends: &[Vec<u32>; 2], time: Duration) -> Result<[f64; 2]> {
+    let switches = || -> Result<Vec<u64>> {
+        let of_end = |end: &Vec<u32>| {
+            let each = end.iter().map(|pid| Some(Usage::of(*pid)?.switches));
+            each.sum::<Option<u64>>().context(GONE)
+        };
+        ends.iter().map(of_end).collect()
+    };
+    let (begin, before) = (Instant::now(), switches()?);
+    interrupt::sleep(time)?;
+    let (took, after) = (begin.elapsed(), switches()?);
+    #[expect(clippy::cast_precision_loss, reason = "switches of a minute are below 2^53")]
+    let rate =
+        |which: usize| after[which].saturating_sub(before[which]) as f64 / took.as_secs_f64();
+    Ok([rate(0), rate(1)])
+}
+
+/// Processor time of each end, and then of the sleepers beside it.
+fn used(ends: &[Vec<u32>; 2], asleep: &[Vec<u32>; 2]) -> Result<Vec<Duration>> {
+    let of = |pids: &Vec<u32>| {
+        pids.iter().map(|pid| processor_time(*pid)).sum::<Option<Duration>>().context(GONE)
+    };
+    ends.iter().chain(asleep).map(of).collect()
 }
 
 /// Processor time that a process has used.

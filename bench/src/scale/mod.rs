@@ -14,6 +14,7 @@ mod connect;
 mod idle;
 mod neighbour;
 mod queue;
+pub(crate) mod sleepers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

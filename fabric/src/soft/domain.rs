@@ -224,7 +224,7 @@ mod tests {
         let again = pd.register(&region, base, Access::REMOTE).unwrap();
         assert_ne!((again.rkey(), again.lkey()), (dead, old));
         assert!(pd.0.keys().table.remote(dead, base, 1, Right::Write).is_none());
-        let bad = Access { local_write: false, remote_write: true, remote_read: false };
+        let bad = Access { remote_write: true, ..Access::LOCAL_READ };
         assert!(pd.register(&region, base, bad).is_err());
         let longer = Region::allocate(8192, PageKind::Normal).unwrap();
         let refused = pd.register(&longer, longer.address(), Access::LOCAL_WRITE);

@@ -109,6 +109,11 @@ impl KeyTable {
         !self.remote_sinks || self.entry(sge.lkey.0).is_some_and(|entry| entry.access.remote_write)
     }
 
+    /// Whether others look at the bytes of an SGE while a READ lands in them.
+    pub(super) fn is_live(&self, sge: Sge) -> bool {
+        self.entry(sge.lkey.0).is_some_and(|entry| entry.access.live)
+    }
+
     /// Where the bytes that a peer named are, if key, bounds and rights are good. Valid while the
     /// table is borrowed.
     #[inline]

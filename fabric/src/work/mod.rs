@@ -29,6 +29,7 @@ impl fmt::Debug for Rkey {
 }
 
 /// The allowed uses of an MR. Local read is always allowed (ibv_reg_mr(3)).
+#[expect(clippy::struct_excessive_bools, reason = "flags of their own, as in ibv_reg_mr(3)")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
     /// The device may write it locally: RECV buffers, RDMA READ sinks.
@@ -37,17 +38,22 @@ pub struct Access {
     pub remote_write: bool,
     /// A peer that has the rkey may RDMA READ it.
     pub remote_read: bool,
+    /// Others look at the memory while a READ lands in it. Each byte of the sink then has its value
+    /// from before the READ or its value from the peer, at any time and also if the READ fails.
+    /// Without this flag, the bytes of a sink are undefined until the READ completes.
+    pub live: bool,
 }
 
 impl Access {
     /// Gather source only.
     pub const LOCAL_READ: Self =
-        Self { local_write: false, remote_write: false, remote_read: false };
+        Self { local_write: false, remote_write: false, remote_read: false, live: false };
     /// RECV buffers and READ sinks (except on iWARP).
-    pub const LOCAL_WRITE: Self =
-        Self { local_write: true, remote_write: false, remote_read: false };
+    pub const LOCAL_WRITE: Self = Self { local_write: true, ..Self::LOCAL_READ };
+    /// As [`Self::LOCAL_WRITE`], for memory that others look at while a READ lands in it.
+    pub const LIVE_WRITE: Self = Self { live: true, ..Self::LOCAL_WRITE };
     /// A buffer that the peer may read and write.
-    pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
+    pub const REMOTE: Self = Self { remote_write: true, remote_read: true, ..Self::LOCAL_WRITE };
 }
 
 /// The order in which a device may write received data to memory.

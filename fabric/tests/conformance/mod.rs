@@ -194,6 +194,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("a_message_of_four_pieces", transfers::a_message_of_four_pieces),
     ("large_both_ways", transfers::large_both_ways),
     ("reads_among_messages", transfers::reads_among_messages),
+    ("reads_into_live_memory", transfers::reads_into_live_memory),
     ("no_recv_is_rnr", refusals::no_recv_is_rnr),
     ("immediate_without_recv_is_rnr", refusals::immediate_without_recv_is_rnr),
     ("recv_too_short", refusals::recv_too_short),

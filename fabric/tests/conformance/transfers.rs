@@ -322,3 +322,51 @@ pub(super) fn reads_among_messages(p: &mut Pair, _: &Expect) {
         assert_eq!(bytes_of(&written, round, MESSAGE), bytes_of(&source, 1000, MESSAGE), "{round}");
     }
 }
+
+/// Messages of the peer while READs land in live memory: each byte of a sink is the old one or the
+/// new one, all the time.
+pub(super) fn reads_into_live_memory(p: &mut Pair, _: &Expect) {
+    const READS: usize = 4;
+    const PART: usize = 3000;
+    const OLD: u8 = 100;
+    let (window, source) = (p.b.memory(64 << 10, Access::REMOTE), p.b.memory(8192, Access::REMOTE));
+    let sink = p.a.memory(64 << 10, Access { remote_write: true, ..Access::LIVE_WRITE });
+    let inbox = p.a.memory(8192, Access::LOCAL_WRITE);
+    // No byte of a message is in the window or in the sink before.
+    window.region().write(0, &[[3; 32 << 10], [4; 32 << 10]].concat());
+    source.region().write(0, &[200; 8192]);
+    for round in 0..24usize {
+        sink.region().write(0, &[OLD; 64 << 10]);
+        let (came, answered) = (p.a.seen.len(), p.b.seen.len());
+        p.a.recv(100, inbox.sge(0, 4096).unwrap());
+        let message = source.sge(round, 4000).unwrap();
+        p.b.post(&[wr(10, SendOp::Send, message, true)]);
+        p.b.poll();
+        let reads = [0, 1, 2, 3].map(|at: usize| {
+            let place = sink.sge(at * 8192, u32::try_from(PART).unwrap()).unwrap();
+            wr(at as u64, SendOp::Read(window.remote(at * PART)), place, true)
+        });
+        p.a.post(&reads);
+        let is_whole = || {
+            (0..READS).all(|at| {
+                let (got, new) =
+                    (bytes_of(&sink, at * 8192, PART), bytes_of(&window, at * PART, PART));
+                got.iter().zip(&new).all(|(got, new)| *got == OLD || got == new)
+            })
+        };
+        for _ in 0..round % 4 {
+            p.a.poll();
+            assert!(is_whole(), "{round}: other bytes are in a sink");
+        }
+        p.until("READs and the message", |p| {
+            assert!(is_whole(), "{round}: other bytes are in a sink");
+            p.a.seen.len() > came + READS && p.b.seen.len() > answered
+        });
+        assert!(p.a.outcome()[came..].iter().all(|(_, status)| *status == OK), "{round}");
+        for at in 0..READS {
+            let got = bytes_of(&sink, at * 8192, PART);
+            assert_eq!(got, bytes_of(&window, at * PART, PART), "{round}: READ {at}");
+        }
+        assert_eq!(bytes_of(&inbox, 0, 4000), bytes_of(&source, round, 4000), "{round}");
+    }
+}

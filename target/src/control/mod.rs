@@ -483,7 +483,14 @@ impl Control {
             let of_volume = |unsaved: &Unsaved| unsaved.volume == volume.index;
             joined.as_ref().is_ok_and(|unsaved| unsaved.iter().any(of_volume))
         };
-        lost.extend(core.volumes().iter().filter(is_given_up).map(|volume| volume.uuid));
+        let given: Vec<&Arc<Volume>> = core.volumes().iter().filter(is_given_up).collect();
+        lost.extend(given.iter().map(|volume| volume.uuid));
+        if let Some(departure) = &mut departure {
+            // The kernel may still carry out a write of this run. The next program may not serve
+            // the volume before, and only the lock of an open file of its own tells it so.
+            let is_given = |name: &str| given.iter().any(|volume| volume.name.as_str() == name);
+            departure.leaves.stores.retain(|(name, _)| !is_given(name));
+        }
         // A broken run proves nothing about its volumes.
         let is_saved = |volume: &&Arc<Volume>| joined.is_ok() && !lost.contains(&volume.uuid);
         let saved: Vec<VolumeUuid> =

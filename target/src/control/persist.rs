@@ -19,7 +19,7 @@ use crate::record::{
     SharedPlaces, StateDirectory,
 };
 use crate::store::{Backing, OpenStore, StoreIdentity};
-use crate::volume::Placement;
+use crate::volume::{Placement, Volume};
 
 /// The records of this run's volumes, on their way to the disk.
 #[derive(Debug)]
@@ -50,8 +50,12 @@ impl Persister {
         parts.backings.values().for_each(|store| share(&shared, store));
         let keepers = GroupKeepers::new(directory, shared.clone());
         let mut records = Records::on_this_machine(Box::new(keepers))?;
-        let served: Vec<ServedVolume> =
-            parts.volumes.iter().map(|v| ServedVolume::from(&**v)).collect();
+        let served = |volume: &Arc<Volume>| {
+            let store = parts.backings.get(&volume.index);
+            let attachment = store.and_then(OpenStore::attachment);
+            ServedVolume { attachment, ..ServedVolume::from(&**volume) }
+        };
+        let served: Vec<ServedVolume> = parts.volumes.iter().map(served).collect();
         for volume in &served {
             let before = records.load(volume)?;
             tracing::info!(volume = %volume.name, %before, "the record that the run before left of the volume");

@@ -177,7 +177,8 @@ impl CloneFile {
                 self.file.set_permissions(mode).map_err(failed("set its mode"))?;
             }
         }
-        self.file.sync_all().map_err(failed("make it durable"))?;
+        // Not `sync_all`, which goes on after EINTR, and then may miss the one report of an error.
+        nix::unistd::fsync(&self.file).map_err(|errno| failed("make it durable")(errno.into()))?;
         self.is_wanted()?;
         let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let follow = AtFlags::AT_SYMLINK_FOLLOW;

@@ -87,7 +87,8 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(FILE_MODE).open(&new)?;
     file.write_all(text)?;
-    file.sync_all()?;
+    // Not `sync_all`, which goes on after EINTR, and then may miss the one report of an error.
+    nix::unistd::fsync(&file)?;
     fs::rename(&new, path)?;
     sync_directory(path)
 }

@@ -16,7 +16,7 @@
 //! | at risk | the next run keeps the verifier |
 //! | --- | --- |
 //! | nothing | always |
-//! | machine | if the machine has not booted since: the kernel has the writes |
+//! | machine | if the kernel has the writes: no boot since, and the disk was not detached |
 //! | process | never |
 //!
 //! Invariant: the record states the risk, durably, before a host may write. [`Records`] has the
@@ -43,7 +43,7 @@ use rblk_protocol::{Name, WriteVerifier};
 use serde::{Deserialize, Serialize};
 
 use crate::record::holders::{HolderRecord, VolumeUuid};
-use crate::store::StoreIdentity;
+use crate::store::{Attachment, StoreIdentity};
 use crate::volume::{CacheMode, Volume};
 
 pub use directory::{Keeping, StateDirectory};
@@ -81,8 +81,9 @@ impl AtRisk {
     }
 }
 
-/// The boot of the machine that a run belongs to (`/proc/sys/kernel/random/boot_id`). Empty:
-/// unknown, and different from every other one.
+/// The boot of the machine that a run belongs to (`/proc/sys/kernel/random/boot_id`), and the
+/// attachment of the disk below a store in that boot, as `BOOT#ATTACHMENT`. Writes in the kernel's
+/// memory outlive neither. Empty: unknown, and different from every other one.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BootId(String);
@@ -94,7 +95,8 @@ impl BootId {
     /// The id in that text.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.trim().chars().take(BOOT_ID_MAX).collect())
+        let text: String = text.trim().chars().take(BOOT_ID_MAX).collect();
+        Self(text.trim_end().to_owned())
     }
 
     /// The id of this machine's boot now.
@@ -103,10 +105,28 @@ impl BootId {
         Self::new(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
     }
 
-    /// Whether both are of one boot, as far as is known.
+    /// This boot, with the attachment of the disk below a store.
+    #[must_use]
+    pub fn with(&self, attachment: Option<Attachment>) -> Self {
+        match attachment {
+            Some(Attachment(number)) if !self.0.is_empty() => {
+                Self::new(&format!("{self}#{number}"))
+            }
+            _ => self.clone(),
+        }
+    }
+
+    /// Whether both are of one boot, and of one attachment, as far as is known.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        !self.0.is_empty() && self == other
+        let parts = |of: &'_ Self| match of.0.split_once('#') {
+            Some((boot, attachment)) => (boot.to_owned(), Some(attachment.to_owned())),
+            None => (of.0.clone(), None),
+        };
+        let ((boot, attachment), (other_boot, other_attachment)) = (parts(self), parts(other));
+        // Older versions did not record the attachment.
+        let is_same = attachment.is_none() || other_attachment.is_none();
+        !boot.is_empty() && boot == other_boot && (is_same || attachment == other_attachment)
     }
 }
 
@@ -287,6 +307,11 @@ mod tests {
             (Machine, "a", "a", InKernel),
             (Machine, "a", "b", Lost),
             (Machine, "", "", Lost),
+            (Machine, "a#7", "a#7", InKernel),
+            (Machine, "a#7", "a#8", Lost),
+            (Machine, "a#7", "b#7", Lost),
+            (Machine, "a", "a#7", InKernel),
+            (Machine, "a#7", "a", InKernel),
             (Process, "a", "a", Lost),
             (Process, "a", "b", Lost),
         ] {

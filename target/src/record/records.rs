@@ -13,7 +13,7 @@ use rblk_protocol::{Mutation, Name, WriteVerifier};
 use super::keeper::{KeepError, KeeperContent, Keepers, Place, Revision};
 use super::{AtRisk, Before, BootId, VolumeRecord};
 use crate::record::holders::{HolderRecord, VolumeUuid};
-use crate::store::StoreIdentity;
+use crate::store::{Attachment, StoreIdentity};
 use crate::volume::Volume;
 
 /// Records that are written at a time: each waits for the disk, and disks take several at once.
@@ -30,6 +30,8 @@ pub struct ServedVolume {
     pub risk: Option<AtRisk>,
     /// Hosts may write to it.
     pub is_writable: bool,
+    /// The attachment of the disk below its store; `None` if nobody counts it.
+    pub attachment: Option<Attachment>,
     /// Whether it begins to be served; or (false) it is served already, and changes.
     pub begins: bool,
 }
@@ -41,6 +43,7 @@ impl From<&Volume> for ServedVolume {
             name: volume.name,
             risk: AtRisk::by_writes_to(volume),
             is_writable: !volume.read_only,
+            attachment: None,
             begins: true,
         }
     }
@@ -131,7 +134,7 @@ impl Records {
             // No process has died since. A renounced verifier stays so while hosts know it.
             return Ok(Before::Saved);
         }
-        let before = entry.record.begin(&self.boot, fresh);
+        let before = entry.record.begin(&self.boot.with(served.attachment), fresh);
         if !matches!(entry.place, Place::Ours(_)) {
             // The next run would not know the risk that this run takes.
             entry.record.vouch_anew(fresh);
@@ -210,7 +213,7 @@ impl Records {
         };
         if served.is_writable {
             entry.before = Some((entry.record.at_risk, entry.record.boot.clone(), entry.is_ours));
-            entry.record.put_at_risk(risk, &self.boot);
+            entry.record.put_at_risk(risk, &self.boot.with(served.attachment));
             entry.is_ours = true;
             // The record is written in any case. A start that was killed may have left a record
             // that is not durable, and a user may have removed a record.
@@ -309,9 +312,9 @@ impl Records {
                 "cannot remember how this run ends (state_dir): initiators will take the next start for a loss of \
                  writes that were not flushed"
             );
-            let risk = entry.record.at_risk();
+            let (risk, boot) = (entry.record.at_risk(), entry.record.boot.clone());
             entry.record.vouch_anew((self.fresh)());
-            entry.record.put_at_risk(risk, &self.boot);
+            entry.record.put_at_risk(risk, &boot);
         }
         self.convert_others();
     }
@@ -492,7 +495,14 @@ mod tests {
 
     fn served(volume: VolumeUuid, risk: AtRisk) -> ServedVolume {
         let name = Name::new(&format!("v{}", volume[0])).unwrap();
-        ServedVolume { volume, name, risk: Some(risk), is_writable: true, begins: true }
+        ServedVolume {
+            volume,
+            name,
+            risk: Some(risk),
+            is_writable: true,
+            attachment: None,
+            begins: true,
+        }
     }
 
     /// A run on that boot; its verifiers begin with this byte.

@@ -146,7 +146,14 @@ mod tests {
 
     fn served(risk: AtRisk) -> ServedVolume {
         let name = Name::new("v").unwrap();
-        ServedVolume { volume: V, name, risk: Some(risk), is_writable: true, begins: true }
+        ServedVolume {
+            volume: V,
+            name,
+            risk: Some(risk),
+            is_writable: true,
+            begins: true,
+            attachment: None,
+        }
     }
 
     fn serve(records: &mut Records, risk: AtRisk) -> WriteVerifier {

@@ -43,6 +43,7 @@ use super::protection::Protection;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, Bounds, StoreError};
 use crate::memory::arena::MIN_EXTENT_BYTES;
+use crate::store::attachment::Attachment;
 use crate::store::store_identity::{StoreIdentity, has_passing_inode};
 use rblk_operate::target::store_room::StoreRoom;
 
@@ -113,6 +114,7 @@ pub struct Backing {
     is_shared: AtomicBool,
     has_own_fua: bool,
     identity: Option<StoreIdentity>,
+    attachment: Option<Attachment>,
     syncs: Syncs,
     methods: Methods,
 }
@@ -196,6 +198,10 @@ impl Backing {
                 BackingKind::File => StoreIdentity::of_file(&file, &metadata),
                 BackingKind::BlockDevice => StoreIdentity::of_device(&metadata),
             },
+            attachment: Attachment::of(match kind {
+                BackingKind::File => metadata.dev(),
+                BackingKind::BlockDevice => metadata.rdev(),
+            }),
             syncs: Syncs::new(losses),
             methods: Methods::new(kind, read_only),
             file,
@@ -247,6 +253,12 @@ impl Backing {
     #[must_use]
     pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.identity.as_ref()
+    }
+
+    /// The attachment of its disk when it was opened; `None` if the kernel does not count it.
+    #[must_use]
+    pub(crate) fn attachment(&self) -> Option<Attachment> {
+        self.attachment
     }
 
     /// The path at which it was opened.

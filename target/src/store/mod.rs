@@ -37,6 +37,7 @@
 
 mod alignment;
 pub(crate) mod at_path;
+mod attachment;
 pub(crate) mod backing;
 mod error;
 mod methods;
@@ -56,6 +57,7 @@ use nix::errno::Errno;
 
 use crate::volume::ids::VolumeIndex;
 
+pub use attachment::Attachment;
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
 pub use open_store::OpenStore;

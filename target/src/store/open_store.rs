@@ -8,7 +8,7 @@ use rblk_operate::target::store_fault::StoreFault;
 use rblk_operate::target::store_room::StoreRoom;
 
 use super::at_path::AtPath;
-use super::{Backing, Image, StoreError, StoreIdentity};
+use super::{Attachment, Backing, Image, StoreError, StoreIdentity};
 
 /// The open store of a volume. Control and all poll groups share it.
 #[derive(Clone, Debug)]
@@ -46,6 +46,12 @@ impl OpenStore {
             Self::Local(backing) => backing.identity().cloned(),
             Self::Image(image) => image.identity(),
         }
+    }
+
+    /// The attachment of the disk below, when the store was opened; `None` if nobody counts it.
+    #[must_use]
+    pub(crate) fn attachment(&self) -> Option<Attachment> {
+        self.local().and_then(|backing| backing.attachment())
     }
 
     /// Current size of the store in bytes. The size in force does not change. Does not block.

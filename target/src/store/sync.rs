@@ -135,7 +135,9 @@ impl SyncStore {
         loop {
             match backing.syncs().look(number, door) {
                 SyncLook::Run => {
-                    let result = backing.file().sync_data().map_err(|error| errno_of(&error));
+                    // Not `sync_data`, which goes on after EINTR: a second sync may succeed
+                    // although the first one had the news of lost writes.
+                    let result = nix::unistd::fdatasync(backing.file());
                     backing.syncs().end(result, door);
                 }
                 SyncLook::Wait => door.wait(),

@@ -84,7 +84,7 @@ impl AdminEnd {
         let region = |bytes| Region::allocate(bytes, PageKind::Normal).expect("memory");
         let bytes = 3 * STRIDE + usize::from(RECVS) * RESPONSE_BYTES;
         let slots = end.pd.register(&region(bytes), Access::LOCAL_WRITE).expect("a registration");
-        let remote = Access { local_write: true, remote_write: true, remote_read: false };
+        let remote = Access { remote_write: true, ..Access::LOCAL_WRITE };
         let replies = end.pd.register(&region(REPLY_BYTES), remote).expect("a registration");
         let mut admin = Self {
             end,

@@ -25,7 +25,9 @@ impl EmulatedHost {
     /// kernel, and more arguments of QEMU. The host reaches this machine by 10.0.2.2.
     pub(crate) fn boot(dir: &Path, initrd: &str, words: &str, more: &[&str]) -> Self {
         let log = File::create(dir.join(format!("{initrd}.qemu"))).unwrap();
-        let command_line = format!("console=ttyS0 panic=-1 nokaslr rw {words}");
+        // A kernel that takes another clock patches its own code, and the emulator may run an
+        // instruction that is half patched.
+        let command_line = format!("console=ttyS0 panic=-1 nokaslr tsc=reliable rw {words}");
         let mut child = Command::new("nice")
             .args(["-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-smp", "2"])
             .args(["-cpu", "max,la57=off,smap=off,smep=off", "-m", "1536", "-nodefaults"])

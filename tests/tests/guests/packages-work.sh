@@ -60,8 +60,7 @@ step() {
 }
 file() {
     echo "# write $1"
-    mkdir -p "$(dirname "$1")"
-    known "$2" >"$1"
+    known "$2" >"$1" || die "$1 cannot be written"
 }
 line() {
     echo "# add to $1: $2"

@@ -23,11 +23,15 @@ fn bench_compare_smoke() {
         // All known systems but the one that only spins.
         assert_eq!((compared.systems.len(), compared.cells.len()), (7, 2));
         // Each command of a mount is one message, and the kernel counts system calls here.
-        let ours = compared.sample("rblk-verbs", "randread-4k-qd1-j1-q1", 1).expect("ours");
-        let initiator = ours.initiator.expect("counters of the mount");
-        let messages = initiator.messages.expect("messages");
-        assert!((0.99..1.05).contains(&messages), "{messages} messages");
-        assert!(initiator.syscalls.is_some_and(|calls| calls > 0.0), "{initiator:?}");
+        if bench.may_probe() {
+            let ours = compared.sample("rblk-verbs", "randread-4k-qd1-j1-q1", 1).expect("ours");
+            let initiator = ours.initiator.expect("counters of the mount");
+            let messages = initiator.messages.expect("messages");
+            assert!((0.99..1.05).contains(&messages), "{messages} messages");
+            assert!(initiator.syscalls.is_some_and(|calls| calls > 0.0), "{initiator:?}");
+        } else {
+            println!("{}: skipped: the costs of I/Os, on this kernel", lab.test());
+        }
         let left = bench.left();
         assert!(left.is_empty(), "a whole run left {}", left.join("; "));
 

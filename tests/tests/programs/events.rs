@@ -113,11 +113,14 @@ fn a_follower_gets_events_of_the_next_run() {
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
     // Without `-o` the command reports the end of the target on stderr.
     let mut shown = command(&target, &["--follow"]);
-    let mut shown = shown.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut shown = shown.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut shows = BufReader::new(shown.stdout.take().unwrap()).lines();
     let mut said = BufReader::new(shown.stderr.take().unwrap()).lines();
     let mut next = || serde_json::from_str::<Event>(&lines.next().unwrap().unwrap()).unwrap();
     Client::connect(&target.address, "m", 1).unwrap().logout();
     assert_eq!((next().kind, next().kind), (EventKind::Connect, EventKind::Leave));
+    // Both follow.
+    assert!(shows.next().unwrap().unwrap().contains("connect"));
     target.kill();
     let gone = said.next().unwrap().unwrap();
     assert_eq!(gone, "rblk-target: the target is gone; waiting for it");

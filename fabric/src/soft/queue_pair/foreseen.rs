@@ -5,7 +5,8 @@
 //! arrived. One call puts the headers into an array and every payload where it belongs, without a
 //! copy. Other frames may come in between: then the bytes from there on are copied out of the
 //! places that they reached, and parsed as any others. A READ that has no response yet has no
-//! defined bytes in its sink, so nothing is lost.
+//! defined bytes in its sink, so nothing is lost. The response to a READ into live memory is never
+//! foreseen: nobody may see other bytes there ([`Access::live`](crate::Access::live)).
 
 use std::cell::UnsafeCell;
 
@@ -18,7 +19,7 @@ use crate::soft::keys::KeyTable;
 use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, low32};
 use crate::soft::wire::inbound::LARGE;
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
-use crate::work::MAX_SGE;
+use crate::work::{MAX_SGE, SgeList};
 
 /// Responses of one call.
 const MOST: usize = 32;
@@ -27,6 +28,12 @@ pub(super) const LEAST: usize = 3;
 /// Pieces of one call: those of a payload that has begun, header and payload of each response, and
 /// the staging buffer.
 pub(super) const PIECES: usize = MAX_SGE + MOST * (1 + MAX_SGE) + 1;
+
+/// Whether the response to a READ with this sink may be foreseen: it is short, and nobody looks at
+/// the sink.
+pub(super) fn is_foreseeable(sink: &SgeList, keys: &KeyTable) -> bool {
+    sink.total_bytes() <= u64::from(LARGE) && !sink.as_slice().iter().any(|sge| keys.is_live(*sge))
+}
 
 /// A READ whose response is foreseen.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +83,7 @@ impl Foreseen {
         for position in reads_out.pending().skip(skip).take(MOST) {
             let Some(wr) = sends.get(position) else { break };
             let len = u32::try_from(wr.sges.total_bytes()).unwrap_or(u32::MAX);
-            if len > LARGE || self.bytes + HEADER + wide(len) > room {
+            if !is_foreseeable(&wr.sges, keys) || self.bytes + HEADER + wide(len) > room {
                 break;
             }
             let mut sink = [NO_PIECE; MAX_SGE];

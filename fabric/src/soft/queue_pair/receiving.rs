@@ -18,7 +18,7 @@ use crate::soft::keys::{KeyTable, Right};
 use crate::soft::queue_pair::completions::SoftCq;
 use crate::soft::queue_pair::outbound::PeerRead;
 use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, NakReason, low32};
-use crate::soft::wire::inbound::{Body, LARGE, Sink};
+use crate::soft::wire::inbound::{Body, Sink};
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::soft::wire::tcp_link::Moved;
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
@@ -40,7 +40,7 @@ impl QueuePair {
         if self.state == QpState::Dead {
             return false;
         }
-        if self.foresees() {
+        if self.foresees(keys) {
             return self.receive_foreseen(keys, cq, staging, share);
         }
         let mut pieces = [NO_PIECE; MAX_SGE + 1];
@@ -115,17 +115,17 @@ impl QueuePair {
 
     /// Whether the next bytes are likely to be responses to several short READs.
     #[inline]
-    fn foresees(&self) -> bool {
+    fn foresees(&self, keys: &KeyTable) -> bool {
         self.reads_out.count() >= foreseen::LEAST
             && self.state == QpState::Ready
             && self.inbound.is_between_headers()
             && self.link.scatters()
-            && self.oldest_read_is_short()
+            && self.may_foresee_oldest(keys)
     }
 
-    fn oldest_read_is_short(&self) -> bool {
+    fn may_foresee_oldest(&self, keys: &KeyTable) -> bool {
         let oldest = self.reads_out.oldest().and_then(|position| self.sends.get(position));
-        oldest.is_some_and(|wr| wr.sges.total_bytes() <= u64::from(LARGE))
+        oldest.is_some_and(|wr| foreseen::is_foreseeable(&wr.sges, keys))
     }
 
     /// As [`Self::receive`], where the next bytes are likely to be READ responses: short ones go

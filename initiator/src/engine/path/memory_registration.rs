@@ -47,8 +47,8 @@ enum Direction {
 impl Direction {
     fn access(self) -> Access {
         match self {
-            Self::Sink => Access { local_write: true, remote_write: true, remote_read: false },
-            Self::Source => Access { local_write: false, remote_write: false, remote_read: true },
+            Self::Sink => Access { remote_write: true, ..Access::LOCAL_WRITE },
+            Self::Source => Access { remote_read: true, ..Access::LOCAL_READ },
         }
     }
 

@@ -82,7 +82,7 @@ impl AdminQp {
             &region(RECV_AT + usize::from(RECV_SLOTS) * RESPONSE_BYTES)?,
             Access::LOCAL_WRITE,
         )?;
-        let remote = Access { local_write: true, remote_write: true, remote_read: false };
+        let remote = Access { remote_write: true, ..Access::LOCAL_WRITE };
         let replies = pd.register(&region(REPLY_BYTES)?, remote)?;
         let qp = poller.attach(connection)?;
         let readiness = Readiness::new(poller.event_fds()).map_err(|source| {

@@ -419,6 +419,23 @@ fn a_store_that_hangs_at_the_end_does_not_hold_back_others() {
 }
 
 #[test]
+fn a_write_that_the_store_still_has_leaves_its_volume_unsaved() {
+    for mode in [CacheMode::None, CacheMode::WriteThrough] {
+        let mut case = Setup::new(mode).case();
+        case.write(1, 0, 4096);
+        case.shard.stop();
+        // The store hangs with the write, and answers the sync.
+        let flush = case.ops().iter().position(|op| *op == OpKind::Flush).unwrap();
+        case.finish(flush);
+        let cause = "the store did not answer".to_owned();
+        let unsaved = Unsaved { volume: VOLUME, dirty_bytes: 0, cause };
+        assert_eq!((case.shard.stopped(), case.shard.unsaved()), (None, vec![unsaved]));
+        case.finish_all();
+        assert_eq!((case.shard.stopped(), case.shard.unsaved()), (Some(true), vec![]));
+    }
+}
+
+#[test]
 fn an_end_with_a_loss_is_not_clean() {
     for mode in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut case = Setup::new(mode).case();

@@ -127,7 +127,7 @@ impl TargetMemory {
         let mut bytes = wide64(self.arena.len());
         let mut volumes = Vec::new();
         for (index, region) in &self.volumes {
-            volumes.push((*index, register(region, Access::LOCAL_WRITE)?));
+            volumes.push((*index, register(region, Access::LIVE_WRITE)?));
             bytes += wide64(region.len());
         }
         let name = &device.caps().name;
@@ -148,7 +148,7 @@ impl Registered {
         for of in &shared.volumes {
             if !memory.volumes.iter().any(|(index, mr)| is_of(*index, mr, of)) {
                 let (index, region) = of;
-                let mr = Arc::new(self.pd.register(region, Access::LOCAL_WRITE)?);
+                let mr = Arc::new(self.pd.register(region, Access::LIVE_WRITE)?);
                 memory.volumes.push((*index, mr));
             }
         }
@@ -293,7 +293,7 @@ impl Devices {
             let Some(entry) = entry.as_ref().filter(|entry| entry.memory.is_some()) else {
                 continue;
             };
-            registered.push((place, Arc::new(entry.pd.register(region, Access::LOCAL_WRITE)?)));
+            registered.push((place, Arc::new(entry.pd.register(region, Access::LIVE_WRITE)?)));
         }
         for (place, memory) in &registered {
             let entry = self.entries.get_mut(*place).and_then(Option::as_mut);

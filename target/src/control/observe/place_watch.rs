@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::ports;
 use crate::control::core::Core;
 use crate::control::observe::event_log::{EventLog, name_of};
+use crate::control::requests::file_work::FileWork;
 use crate::record::durable::FILE_MODE;
 use crate::store::OpenStore;
 use crate::volume::Volume;
@@ -247,15 +248,28 @@ impl PlaceWatch {
             running += 1;
             let ended = self.ended.0.clone();
             let (probe, root) = (self.probe.clone(), self.root.clone());
+            let work = FileWork::begin(self.name_of(place, backing.as_ref()));
             tokio::task::spawn_blocking(move || {
                 let found = match (place, backing) {
                     (Watched::Ports, _) => LookResult::Ports(ports::all(&root.unwrap_or_default())),
                     (_, Some(backing)) => LookResult::Store(backing.fault(), backing.room()),
                     (_, None) => LookResult::StateDir(probe_state(&probe.unwrap_or_default())),
                 };
+                drop(work);
                 // An error means that control has ended.
                 let _ = ended.send(Looked { place, found });
             });
+        }
+    }
+
+    /// Names a place for people.
+    fn name_of(&self, place: Watched, backing: Option<&OpenStore>) -> String {
+        match (place, backing) {
+            (_, Some(store)) => store.local().map_or("a Ceph cluster".to_owned(), |backing| {
+                backing.path().display().to_string()
+            }),
+            (Watched::StateDir, _) => shown(self.probe.as_deref().and_then(Path::parent)),
+            (Watched::Ports | Watched::Store(_), None) => "its RDMA devices".to_owned(),
         }
     }
 

@@ -19,10 +19,11 @@ use rblk_config::TargetConfig;
 use rblk_protocol::Name;
 use tokio::sync::mpsc;
 
+use super::file_work::{self, with_files};
 use super::orders::{asked, send_change};
 use super::predecessor::{Agreed, Predecessor};
 use super::remembered::Remembered;
-use super::reread::{Reread, with_files};
+use super::reread::Reread;
 use crate::control::core::{Core, VolumeChange};
 use crate::control::groups::Groups;
 use crate::control::hand_over::{Checked, ClockMoment, FORMS, HandOver, Leaves, Mounted};
@@ -244,7 +245,7 @@ fn note_back(mounts: &[Mounted], back: &mut [bool], sessions: &[(String, Vec<Str
 /// The state of a target that the next program has to serve.
 ///
 /// # Errors
-/// Why no program can take over, unless that is `forced`.
+/// Why no program can take over. `forced` leaves out the reasons that only mounts pay for.
 pub(in crate::control) fn may_upgrade(
     control: &Control,
     forced: bool,
@@ -261,6 +262,7 @@ pub(in crate::control) fn may_upgrade(
             outage.address, outage.why
         ));
     }
+    nothing_hangs()?;
     if !forced {
         would_lose(core, volumes, persister)?;
     }
@@ -285,6 +287,17 @@ fn stores(core: &Core, volumes: &Volumes) -> Vec<(String, OpenStore)> {
         Some((volume.name.to_string(), backing.clone()))
     };
     core.volumes().iter().filter_map(opened).collect()
+}
+
+/// A thread that waits in the kernel cannot end, and the next program would wait for it without a
+/// limit, with the locks of all stores.
+fn nothing_hangs() -> Result<(), String> {
+    let Some((place, time)) = file_work::hanging(Instant::now()) else { return Ok(()) };
+    Err(format!(
+        "a thread of the target has waited for {place} for {} s: no program can take over before its disk or file \
+         system answers. Mend it first",
+        time.as_secs()
+    ))
 }
 
 /// Whether mounts would lose something, or believe so.
@@ -361,7 +374,9 @@ pub(in crate::control) async fn upgrade(
     };
     let volumes = before.volumes_on_stores();
     let unseen = || "the target cannot tell whether another program could take over".to_owned();
-    let agreed = match with_files(unseen, move || before.may_be_followed_by(&program)).await {
+    let place = program.display().to_string();
+    let agreed = match with_files(place, unseen, move || before.may_be_followed_by(&program)).await
+    {
         Ok(agreed) => agreed,
         Err(error) => return Response::refused(error),
     };
@@ -380,6 +395,9 @@ pub(in crate::control) async fn upgrade(
                  it, or use --force"
             ));
         }
+    }
+    if let Err(error) = nothing_hangs() {
+        return Response::refused(error);
     }
     match requests.send(ToControl::Upgrade(Box::new(agreed))).await {
         Ok(()) => Response::Done,

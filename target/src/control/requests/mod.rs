@@ -2,6 +2,7 @@
 
 pub mod control_socket;
 pub(crate) mod departure;
+pub(in crate::control) mod file_work;
 pub(crate) mod orders;
 pub(super) mod predecessor;
 pub(crate) mod reconfigure;

@@ -9,7 +9,8 @@ use rblk_config::{ByteSize, Exit, VolumeConfig};
 use rblk_operate::said_once;
 use tokio::sync::{mpsc, oneshot};
 
-use super::reread::{Reread, with_files};
+use super::file_work::with_files;
+use super::reread::Reread;
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
 use crate::control::volumes::change_files::ChangeFiles;
@@ -151,7 +152,9 @@ pub(in crate::control) async fn open(
     let (target, member) = (reread.target(), reread.member().cloned());
     let name = config.name.clone();
     let late = || format!("the file or device of {name} was not opened");
-    with_files(late, move || match open_one(0, &config, (&target, member.as_ref())) {
+    let place =
+        config.path.as_deref().map_or(format!("volume {name}"), |path| path.display().to_string());
+    with_files(place, late, move || match open_one(0, &config, (&target, member.as_ref())) {
         Ok(opened) => Ok(Arc::new(opened)),
         Err(error) => Err(said_once(error.as_ref())),
     })

@@ -1,38 +1,16 @@
 //! [`Reread`]: the configuration that a target was started with, read again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rblk_config::{Auth, HostConfig, TargetConfig};
 use rblk_operate::said_once;
 use rblk_protocol::Name;
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::file_work::with_files;
 use crate::pool::opening::member_of;
 use crate::store::rbd::group_member::GroupMember;
 use rblk_operate::target::ask::HostsReport;
-
-/// How long files may take to be read or opened. Changes come one at a time, and wait for that.
-const FILES_TIME: Duration = Duration::from_secs(60);
-
-/// Works with files, on a thread that may block: this one serves all clients. Work that ends after
-/// [`FILES_TIME`] is dropped. The error contains the text of the first argument.
-///
-/// # Errors
-/// Those of the work, or it took too long.
-pub(in crate::control) async fn with_files<T: Send + 'static>(
-    what: impl FnOnce() -> String,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    match tokio::time::timeout(FILES_TIME, tokio::task::spawn_blocking(work)).await {
-        Ok(done) => done.map_err(|error| error.to_string())?,
-        Err(_) => Err(format!(
-            "{} within {} s: its disk or file system does not answer",
-            what(),
-            FILES_TIME.as_secs()
-        )),
-    }
-}
 
 /// The number of a reading of the files. A greater one is of files that were read later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -97,7 +75,9 @@ impl Reread {
         latest.0 += 1;
         let reader = Arc::clone(self);
         let read = move || (reader.read)().map_err(|error| said_once(error.as_ref()));
-        let config = with_files(|| "the configuration was not read".to_owned(), read).await?;
+        let place = "the files of its configuration".to_owned();
+        let config =
+            with_files(place, || "the configuration was not read".to_owned(), read).await?;
         Ok((config, *latest))
     }
 

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use rblk_config::{Exit, StoreKind, TargetConfig, VolumeConfig};
 use tokio::sync::mpsc;
 
+use super::file_work::with_files;
 use super::orders::{asked, change, open, send_change, store_faults};
-use super::reread::{Reread, with_files};
+use super::reread::Reread;
 use crate::control::ToControl;
 use crate::control::core::VolumeChange;
 use crate::control::volumes::change_files::ChangeFiles;
@@ -118,7 +119,10 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
 ) -> Result<T, String> {
     let late = || "the file of the snapshot was not made or removed".to_owned();
-    with_files(late, || work().map_err(|error| error.to_string())).await
+    with_files("the file of a snapshot".to_owned(), late, || {
+        work().map_err(|error| error.to_string())
+    })
+    .await
 }
 
 fn source_of(running: &TargetConfig, name: &str) -> Option<PathBuf> {

@@ -505,7 +505,8 @@ impl Volumes {
         if let (true, Some(store)) = (begins, self.backing(volume.index)) {
             persister.share(store);
         }
-        let served = ServedVolume { begins, ..ServedVolume::from(volume) };
+        let attachment = self.backing(volume.index).and_then(OpenStore::attachment);
+        let served = ServedVolume { begins, attachment, ..ServedVolume::from(volume) };
         persister.serve(ticket.0, served)
     }
 

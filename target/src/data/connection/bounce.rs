@@ -61,7 +61,7 @@ impl BounceMemory {
         let page = wide(MIN_EXTENT_BYTES);
         let landing = Region::allocate(bytes + page, PageKind::Normal)?;
         let outgoing = Region::allocate(bytes, PageKind::Normal)?;
-        let sink = Access { local_write: true, remote_write: true, remote_read: false };
+        let sink = Access { remote_write: true, ..Access::LOCAL_WRITE };
         Ok(Self {
             landing: pd.register(&landing, sink)?,
             outgoing: pd.register(&outgoing, Access::LOCAL_READ)?,

@@ -35,6 +35,22 @@ impl Drop for LoopDevice {
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_device_that_was_detached_is_another_attachment() {
+    let directory = directory();
+    let file = file(directory.path(), "disk", MIB as u64);
+    let attachment = |device: &LoopDevice| {
+        let backing = Backing::open(&device.0, &options(4096, Direct::Off)).unwrap();
+        backing.attachment().expect("the kernel counts attachments")
+    };
+    let device = LoopDevice::attach(&file, "4096");
+    let first = attachment(&device);
+    assert_eq!(attachment(&device), first, "opened again");
+    drop(device);
+    assert_ne!(attachment(&LoopDevice::attach(&file, "4096")), first);
+}
+
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
 fn as_root_block_device() {
     let directory = directory();
     let file = file(directory.path(), "disk", 64 * MIB as u64);

@@ -141,7 +141,10 @@ impl ActiveOp {
         let (_, len) = self.op.kind.range();
         let Ok(bytes) = u32::try_from(result) else {
             let errno = Errno::from_raw(result.wrapping_neg());
-            if matches!(errno, Errno::EAGAIN | Errno::EINTR) && self.retries < RETRIES {
+            // The kernel reports lost writes by one failed sync, with any errno. Another sync may
+            // succeed although they are lost.
+            let may_repeat = !matches!(self.phase, Phase::Sync(_)) && self.retries < RETRIES;
+            if may_repeat && matches!(errno, Errno::EAGAIN | Errno::EINTR) {
                 self.retries += 1;
                 counters.retried += 1;
                 return None;
@@ -378,6 +381,28 @@ mod tests {
             assert_eq!(ended, last.then_some(Ok(len)), "after {turn} turns");
         }
         opcodes
+    }
+
+    #[test]
+    fn a_sync_that_failed_is_not_sent_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::File::create(&path).unwrap().set_len(BYTES as u64).unwrap();
+        let options = OpenOptions { direct: Direct::Off, ..OpenOptions::default() };
+        let backing = Backing::open(&path, &options).unwrap();
+        let region = Region::allocate(4096, PageKind::Normal).unwrap();
+        let write = OpKind::Write { offset: 0, len: 4096, fua: true };
+        for kind in [OpKind::Flush, write] {
+            for errno in [Errno::EAGAIN, Errno::EINTR, Errno::EIO] {
+                let op = Op { token: OpToken(1), volume: VolumeIndex(0), kind };
+                let mut active = ActiveOp::idle();
+                let memory = [Segment { offset: 0, len: 4096 }];
+                let sync = Phase::Sync(SyncNumber::default());
+                assert!(active.start(op, sync, false, &region, &memory));
+                let ended = active.advance(-(errno as i32), &backing, &mut Counters::default());
+                assert_eq!(ended, Some(Err(errno)), "{kind:?}");
+            }
+        }
     }
 
     #[test]

@@ -745,7 +745,7 @@ fn shared_memory(
     let mut memories = Vec::new();
     for volume in volumes {
         if let Placement::Memory(region) = &volume.placement {
-            memories.push((volume.index, Arc::new(pd.register(region, Access::LOCAL_WRITE)?)));
+            memories.push((volume.index, Arc::new(pd.register(region, Access::LIVE_WRITE)?)));
         }
     }
     Ok(PollerMemory {
