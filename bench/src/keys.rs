@@ -38,6 +38,11 @@ impl Keys {
         Ok(Self { target, host_file, config })
     }
 
+    /// The configuration file of the target.
+    pub(crate) fn config(&self) -> &Path {
+        &self.config
+    }
+
     /// Words of `rblk-target serve`: with keys, or for every host.
     pub(crate) fn of_target(keys: Option<&Self>) -> Vec<String> {
         match keys {

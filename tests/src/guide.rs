@@ -1,18 +1,35 @@
-//! [`typed`]: what docs/install.md says, as a script, word by word.
+//! [`typed`], [`walk`] and [`layers`]: what docs/install.md, README.md and docs/layers.md say, as
+//! scripts, word by word. [`FUNCTIONS`] are the commands of these scripts.
 
 use std::fmt::Write;
 
+/// Functions of bash: the commands `step`, `file` and `line`.
+pub const FUNCTIONS: &str = include_str!("typed.sh");
 const GUIDE: &str = include_str!("../../docs/install.md");
+const README: &str = include_str!("../../README.md");
+const LAYERS: &str = include_str!("../../docs/layers.md");
+/// The sections of docs/layers.md with commands, and their names in a script.
+const RECIPES: [(&str, &str); 6] = [
+    ("LUKS on the disk of a mount", "luks"),
+    ("LVM on the disk of a mount", "lvm"),
+    ("RAID 1 of two targets", "raid"),
+    ("A local disk as cache", "cache"),
+    ("dm-crypt below the target", "crypt"),
+    ("VDO below the target", "vdo"),
+];
 /// The keys in the guide, in the order of the commands that show them.
 const KEYS: [&str; 2] = ["TARGET_KEY", "HOST_KEY"];
+/// The prompts of the two hosts.
+const HOSTS: [&str; 2] = ["store1", "client1"];
 
-/// A block of code of the guide: its language and its lines.
+/// A block of code of a document: its language and its lines.
 struct Block {
     language: &'static str,
     lines: Vec<&'static str>,
 }
 
-/// Commands and files of the first blocks of some sections, each section with the number of blocks.
+/// Commands and files of the first blocks of some sections of docs/install.md, each section with
+/// the number of blocks.
 ///
 /// A line is `step COMMAND`, `file PATH TEXT` or `line PATH TEXT`. Keys of the guide are
 /// `@TARGET_KEY@` and `@HOST_KEY@`.
@@ -23,12 +40,58 @@ struct Block {
 pub fn typed(sections: &[(&str, usize)]) -> String {
     let mut script = String::new();
     for (section, count) in sections {
-        for block in blocks(section).iter().take(*count) {
+        for block in blocks(GUIDE, section).iter().take(*count) {
             script += &steps(block);
         }
     }
+    with_names_of_keys(script)
+}
+
+/// The commands of README.md that make a file system on a volume, from the installation on.
+///
+/// A line is `at HOST COMMAND`. The host is `store1` or `client1`. Keys are as in [`typed`].
+///
+/// # Panics
+/// README.md has no such commands, or a key that the guide does not show.
+#[must_use]
+pub fn walk() -> String {
+    let mut script = String::new();
+    for block in blocks(README, "Two hosts") {
+        for (host, command) in block.lines.iter().filter_map(|line| prompted(line)) {
+            writeln!(script, "at {host} {}", shell_word(command)).expect("a string");
+        }
+    }
+    let script = with_names_of_keys(script);
+    assert!(script.contains("at client1 'mount "), "README.md mounts nothing:\n{script}");
+    assert!(!script.contains("rblk1:"), "a key of nobody:\n{script}");
+    script
+}
+
+/// The recipes of docs/layers.md, as functions of bash: `luks_1` is the first block of commands of
+/// the section about LUKS.
+///
+/// # Panics
+/// The page has another section with commands, or none for a name.
+#[must_use]
+pub fn layers() -> String {
+    let mut script = String::new();
+    let mut count = 0;
+    for (section, name) in RECIPES {
+        let recipe = blocks(LAYERS, section).into_iter().filter(|block| block.language == "sh");
+        for (at, block) in (1..).zip(recipe) {
+            count += 1;
+            write!(script, "{name}_{at}() {{\n{}}}\n", steps(&block)).expect("a string");
+        }
+    }
+    assert_eq!(count, LAYERS.matches("\n```sh\n").count(), "a section without a name");
+    script
+}
+
+/// A script with the names of keys in the place of the keys that the guide shows.
+fn with_names_of_keys(mut script: String) -> String {
+    let keys = &blocks(GUIDE, "Keys")[0];
     let shown: Vec<&str> =
-        blocks("Keys")[0].lines.iter().copied().filter(|line| line.starts_with("rblk1:")).collect();
+        keys.lines.iter().copied().filter(|line| line.starts_with("rblk1:")).collect();
     assert_eq!(shown.len(), KEYS.len(), "the guide shows a key of each end: {shown:?}");
     for (shown, key) in shown.into_iter().zip(KEYS) {
         script = script.replace(shown, &format!("@{key}@"));
@@ -37,11 +100,11 @@ pub fn typed(sections: &[(&str, usize)]) -> String {
 }
 
 /// The blocks of a section, up to the next heading of any depth.
-fn blocks(heading: &str) -> Vec<Block> {
+fn blocks(document: &'static str, heading: &str) -> Vec<Block> {
     let is_it =
         |line: &str| line.starts_with('#') && line.trim_start_matches('#').trim() == heading;
-    let mut lines = GUIDE.lines().skip_while(|line| !is_it(line));
-    assert!(lines.next().is_some(), "the guide has no section {heading}");
+    let mut lines = document.lines().skip_while(|line| !is_it(line));
+    assert!(lines.next().is_some(), "there is no section {heading}");
     let mut blocks = Vec::new();
     let mut open: Option<Block> = None;
     for line in lines {
@@ -56,9 +119,10 @@ fn blocks(heading: &str) -> Vec<Block> {
     blocks
 }
 
-/// The command of a line with a prompt.
-fn command_of(line: &str) -> Option<&str> {
-    ["store1# ", "client1# "].into_iter().find_map(|prompt| line.strip_prefix(prompt))
+/// The host and the command of a line with a prompt.
+fn prompted(line: &str) -> Option<(&str, &str)> {
+    let (host, command) = line.split_once("# ")?;
+    HOSTS.contains(&host).then_some((host, command))
 }
 
 /// The commands and files of a block, as a script. Files begin with their path.
@@ -67,7 +131,10 @@ fn steps(block: &Block) -> String {
     let mut command = |text: &str| writeln!(script, "step {}", shell_word(text)).expect("a string");
     match block.language {
         "sh" => block.lines.iter().for_each(|line| command(line)),
-        "console" => block.lines.iter().filter_map(|line| command_of(line)).for_each(command),
+        "console" => {
+            let prompted = block.lines.iter().filter_map(|line| prompted(line));
+            prompted.for_each(|(_, text)| command(text));
+        }
         "toml" => {
             let path = block.lines[0].strip_prefix("# ").expect("a path");
             let text = block.lines.join("\n");
@@ -86,4 +153,39 @@ fn steps(block: &Block) -> String {
 #[must_use]
 pub fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The most commands from the packages to a mounted file system, at both hosts together.
+    const COMMANDS_MAX: usize = 8;
+
+    #[test]
+    fn every_recipe_can_be_made_and_taken_away() {
+        let script = layers();
+        for (_, name) in RECIPES {
+            for at in [1, 2] {
+                let function = format!("{name}_{at}() {{\nstep '");
+                assert!(script.contains(&function), "{name} {at} is not in:\n{script}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_five_minutes_are_eight_commands() {
+        let script = walk();
+        let commands: Vec<&str> = script.lines().collect();
+        assert!(commands.len() <= COMMANDS_MAX, "{} commands:\n{script}", commands.len());
+        for part in [
+            "at store1 'apt install ./rblk-target_*.deb'",
+            "at client1 'apt install ./rblk-initiator_*.deb'",
+            "--host client1=@HOST_KEY@",
+            "--target-key @TARGET_KEY@",
+            "at client1 'mkfs.ext4 ",
+        ] {
+            assert!(script.contains(part), "{part} is not in:\n{script}");
+        }
+    }
 }

@@ -200,7 +200,7 @@ impl Target {
     #[must_use]
     pub fn start_with_log(dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
         let port = free_port();
-        Self::start_at(port.number, dir, args, &[], to)
+        Self::start_at(port.number, dir, args, Command::new(program("rblk-target")), to)
     }
 
     /// [`Self::start`] by another program, which executes the target.
@@ -209,9 +209,24 @@ impl Target {
     /// The target ends, or is not ready in time.
     #[must_use]
     pub fn start_by(by: &[&str], dir: &Path, args: &[&str]) -> Self {
+        let mut command = Command::new(by[0]);
+        command.args(&by[1..]).arg(program("rblk-target"));
+        Self::start_command(command, dir, args)
+    }
+
+    /// [`Self::start`] with the programs of a directory.
+    ///
+    /// # Panics
+    /// The target ends, or is not ready in time.
+    #[must_use]
+    pub fn start_of(programs: &Path, dir: &Path, args: &[&str]) -> Self {
+        Self::start_command(Command::new(programs.join("rblk-target")), dir, args)
+    }
+
+    fn start_command(command: Command, dir: &Path, args: &[&str]) -> Self {
         let log = dir.join("target.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
-        Self::start_at(free_port().number, dir, args, by, file)
+        Self::start_at(free_port().number, dir, args, command, file)
     }
 
     /// Starts the target again at its old address, after [`Self::kill`].
@@ -220,20 +235,18 @@ impl Target {
     /// The target ends, or is not ready in time.
     pub fn start_again(&mut self, dir: &Path, args: &[&str]) {
         let file = std::fs::OpenOptions::new().append(true).open(&self.log).expect("its log");
-        *self = Self::start_at(self.address.port, dir, args, &[], file);
+        let command = Command::new(program("rblk-target"));
+        *self = Self::start_at(self.address.port, dir, args, command, file);
     }
 
-    fn start_at(port: u16, dir: &Path, args: &[&str], by: &[&str], to: impl Into<Stdio>) -> Self {
+    fn start_at(
+        port: u16,
+        dir: &Path,
+        args: &[&str],
+        mut command: Command,
+        to: impl Into<Stdio>,
+    ) -> Self {
         let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
-        let (first, more) =
-            by.split_first().map_or((None, by), |(first, more)| (Some(first), more));
-        let mut command = match first {
-            Some(first) => Command::new(first),
-            None => Command::new(program("rblk-target")),
-        };
-        if first.is_some() {
-            command.args(more).arg(program("rblk-target"));
-        }
         let mut child = command
             .arg("serve")
             .args(["--listen", &format!("tcp://127.0.0.1:{port}")])

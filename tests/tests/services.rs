@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use rblk_tests::guide::{shell_word, typed};
+use rblk_tests::guide::{FUNCTIONS, shell_word, typed};
 use rblk_tests::program::program;
 
 const AFTER: &str = include_str!("services.sh");
@@ -26,7 +26,7 @@ fn script(programs: &Path) -> String {
         ("Mount at boot", 3),
     ]);
     format!(
-        "cd {}\nPROGRAMS={}\n{AFTER}\n{typed}see\n",
+        "cd {}\nPROGRAMS={}\n{FUNCTIONS}\n{AFTER}\n{typed}see\n",
         shell_word(&format!("{}/..", env!("CARGO_MANIFEST_DIR"))),
         shell_word(&programs.display().to_string())
     )

@@ -1,5 +1,6 @@
-# What the test `services` types on a host with systemd. Sourced by the script that the test makes: first these
-# functions, then a `step`, `file` or `line` for each thing that docs/install.md says, then `see`.
+# What the test `services` types on a host with systemd. Sourced by the script that the test makes: first those of
+# `tests/src/typed.sh` and these functions, then a `step`, `file` or `line` for each thing that docs/install.md says,
+# then `see`.
 set -u
 export PATH=/usr/bin:/usr/sbin:/bin:/sbin
 # The address of the guide.
@@ -7,22 +8,6 @@ modprobe -q dummy || true
 ip link add guide0 type dummy && ip addr add 192.0.2.1/24 dev guide0 && ip link set guide0 up
 
 die() { echo "FAILED: $*"; systemctl --no-pager --full status rblk-target rblk-mount@data data.mount; journalctl --no-pager -n 60; exit 1; }
-known() {
-  local text=$1
-  case $text in *@TARGET_KEY@*) text=${text//@TARGET_KEY@/$(rblk-target key show)} ;; esac
-  case $text in *@HOST_KEY@*) text=${text//@HOST_KEY@/$(rblk-initiator key show)} ;; esac
-  printf '%s' "$text"
-}
-step() {
-  local typed; typed=$(known "$1")
-  [ -n "$typed" ] || return 0
-  echo "# $typed"
-  # The programs of this test in the place of those of a release.
-  bash -c "${typed//.build\/release/$PROGRAMS}" || die "$typed: $?"
-}
-file() { echo "# write $1"; known "$2" >"$1" || die "$1 cannot be written"; }
-line() { echo "# add to $1: $2"; echo "$2" >>"$1"; }
-
 seconds() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }'; }
 # within SECONDS WHAT COMMAND...: the command works in that time, however often it has to be tried.
 within() {

@@ -411,9 +411,12 @@ fn target_spec(
     number: u16,
 ) -> Result<(TargetSpec, Vec<Undo>)> {
     let mut notes = Vec::new();
-    let file = |path: PathBuf| ["--file".to_owned(), format!("{VOLUME}={}", path.display())];
+    let mut tables = None;
+    let file = |path: PathBuf| vec!["--file".to_owned(), format!("{VOLUME}={}", path.display())];
     let volume = match setting.volume {
-        CompareVolume::Memory => ["--memory".to_owned(), format!("{VOLUME}={}", setting.bytes)],
+        CompareVolume::Memory => {
+            vec!["--memory".to_owned(), format!("{VOLUME}={}", setting.bytes)]
+        }
         CompareVolume::RamDisk => {
             let disks = RamDisks::make(&setting.modules, setting.bytes)?;
             // The first two are those of `local` and of nvmet.
@@ -427,7 +430,8 @@ fn target_spec(
         CompareVolume::UncachedFile => {
             let (path, undo) = setting.file(key)?;
             notes.push(undo);
-            ["--config".to_owned(), uncached(&path)?.display().to_string()]
+            tables = Some(uncached(&path));
+            Vec::new()
         }
     };
     let address = match variant.carrier {
@@ -441,21 +445,18 @@ fn target_spec(
         programs: variant.programs.clone().unwrap_or_else(|| setting.programs.clone()),
         environment: variant.environment.clone(),
         with_keys: setting.with_keys,
+        tables,
         flags: volume.into_iter().chain(variant.target_flags.iter().cloned()).collect(),
     };
     Ok((spec, notes))
 }
 
-/// Writes the configuration of an uncached volume in a file, beside that file.
-fn uncached(file: &Path) -> Result<PathBuf> {
-    let config = file.with_extension("toml");
-    let volume = format!(
-        "[[volume]]\nname = \"{VOLUME}\"\nstore = \"file\"\npath = {:?}\ncache = \"none\"\n",
-        file.display().to_string()
-    );
-    std::fs::write(&config, volume)
-        .with_context(|| format!("cannot write {}", config.display()))?;
-    Ok(config)
+/// The table of an uncached volume in a file.
+fn uncached(file: &Path) -> String {
+    let path = file.display().to_string();
+    format!(
+        "[[volume]]\nname = \"{VOLUME}\"\nstore = \"file\"\npath = {path:?}\ncache = \"none\"\n"
+    )
 }
 
 fn connected_nbd() -> Vec<PathBuf> {

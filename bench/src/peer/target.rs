@@ -36,6 +36,8 @@ pub(crate) struct TargetSpec {
     pub(crate) environment: Vec<(String, String)>,
     /// Both ends prove their keys.
     pub(crate) with_keys: bool,
+    /// Tables of its configuration that no flag says, in TOML.
+    pub(crate) tables: Option<String>,
     /// More words of `rblk-target serve`.
     pub(crate) flags: Vec<String>,
 }
@@ -55,6 +57,19 @@ pub(crate) fn program(dir: &Path, name: &str) -> Result<PathBuf> {
         path.display()
     );
     Ok(path)
+}
+
+/// Writes tables into the configuration of a target. Returns the words that name their file, if no
+/// file of that configuration does.
+fn write_tables(dir: &Path, keys: Option<&Keys>, tables: &str) -> Result<Vec<String>> {
+    let parent = keys.map_or(dir.to_owned(), |keys| keys.config().with_extension("d"));
+    let file = parent.join("volume.toml");
+    let written = std::fs::create_dir_all(&parent).and_then(|()| std::fs::write(&file, tables));
+    written.with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(match keys {
+        Some(_) => Vec::new(),
+        None => vec!["--config".to_owned(), file.display().to_string()],
+    })
 }
 
 #[derive(Debug)]
@@ -95,7 +110,11 @@ impl Target {
         command.args(["serve", "--name", &format!("bench-{run}"), "--listen", &url]);
         command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir);
         let keys = spec.with_keys.then(|| Keys::generate(&dir, &url)).transpose()?;
-        command.args(Keys::of_target(keys.as_ref())).args(&spec.flags).env(child::TAG, &tag);
+        command.args(Keys::of_target(keys.as_ref()));
+        if let Some(tables) = &spec.tables {
+            command.args(write_tables(&dir, keys.as_ref(), tables)?);
+        }
+        command.args(&spec.flags).env(child::TAG, &tag);
         let (out, err) = child::log_file(&dir.join("target.log"))?;
         let child = child::spawn(command.stdout(out).stderr(err))?;
         let server = Server { undo: Some(undo), child };

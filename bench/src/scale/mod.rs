@@ -58,6 +58,7 @@ impl Setting {
             programs: self.programs.clone(),
             environment: Vec::new(),
             with_keys,
+            tables: None,
             flags: flags.to_vec(),
         };
         Target::start(&self.journal, &spec)

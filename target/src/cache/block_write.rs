@@ -111,6 +111,19 @@ impl BlockWrites {
         Some(&entry.write)
     }
 
+    /// Whether a write of a volume has not ended.
+    #[cold]
+    pub(super) fn has_any_of(&self, volume: VolumeIndex) -> bool {
+        let mut is_free = vec![false; self.table.len()];
+        let mut next = self.free;
+        while next != NONE {
+            is_free[wide(next)] = true;
+            next = self.table[wide(next)].next;
+        }
+        let mut entries = self.table.iter().zip(is_free);
+        entries.any(|(entry, is_free)| !is_free && entry.write.volume == volume)
+    }
+
     /// Writes that have not ended.
     pub(super) fn len(&self) -> usize {
         self.len
@@ -146,6 +159,7 @@ mod tests {
         let mut writes = BlockWrites::new(1);
         let (first, second) = (writes.begin(write(1)), writes.begin(write(2)));
         assert!(BlockWrites::has_token(first) && first != second);
+        assert!(writes.has_any_of(VolumeIndex(2)) && !writes.has_any_of(VolumeIndex(0)));
         assert_eq!(writes.end(first), Some(&write(1)));
         assert_eq!(writes.end(first), None);
         let third = writes.begin(write(3));
@@ -155,5 +169,6 @@ mod tests {
         assert_eq!(writes.end(third), Some(&write(3)));
         assert_eq!(writes.end(second), Some(&write(2)));
         assert_eq!(writes.len(), 0);
+        assert!(!writes.has_any_of(VolumeIndex(2)));
     }
 }

@@ -325,6 +325,16 @@ impl Jobs {
         self.free.push(index);
     }
 
+    /// Whether an operation of a job may still change data of a volume at the store.
+    pub(super) fn change(&self, volume: VolumeIndex) -> bool {
+        let changes = |kind| {
+            use JobKind::{Change, Merge, Write, WriteBack};
+            matches!(kind, Write { .. } | Merge | WriteBack { .. } | Change(_))
+        };
+        let mut of_volume = self.table.iter().filter(|job| job.span.volume == volume);
+        of_volume.any(|job| job.ops.under_way > 0 && changes(job.kind))
+    }
+
     /// Jobs that have not ended.
     pub(super) fn len(&self) -> usize {
         self.table.len() - self.free.len()

@@ -36,7 +36,7 @@ use crate::cache::memory_queue::MemoryQueue;
 use crate::cache::read_job::Hit;
 use crate::cache::session_memory::Sessions;
 use crate::cache::shard_clock::Clock;
-use crate::cache::shard_volumes::{ShardVolumes, StoreFailure, VolumeState};
+use crate::cache::shard_volumes::{ShardVolumes, StoreFailure};
 use crate::cache::write_job::{Landed, OneBlock};
 use crate::cache::{read_job, write_job};
 use crate::memory::arena::Arena;
@@ -765,7 +765,7 @@ impl<S: Store> Shard<S> {
     }
 
     /// Volumes with acknowledged writes that are not durable, or not known to be durable, and
-    /// volumes with operations at the store, which may still change data there.
+    /// volumes with writes at the store, which may still change data there.
     #[must_use]
     pub(crate) fn unsaved(&self) -> Vec<Unsaved> {
         let core = &self.core;
@@ -775,8 +775,9 @@ impl<S: Store> Shard<S> {
         };
         for volume in core.volumes.indexes() {
             let is_listed = unsaved.iter().any(|(other, _)| *other == volume);
-            let has_writes = |state: &VolumeState| !state.is_read_only() && state.is_at_store();
-            let may_change = core.volumes.get(volume).is_some_and(has_writes);
+            let is_writable = core.volumes.get(volume).is_some_and(|state| !state.is_read_only());
+            let may_change =
+                is_writable && (core.jobs.change(volume) || core.block_writes.has_any_of(volume));
             if !is_listed && (may_change || core.slots.counts(volume).dirty > 0) {
                 unsaved.push((volume, None));
             }

@@ -357,11 +357,6 @@ impl VolumeState {
         self.read_only || self.is_given_up
     }
 
-    /// Whether operations of the volume are at the store: one of them may still change data there.
-    pub(super) fn is_at_store(&self) -> bool {
-        self.ops.at_store > 0
-    }
-
     /// Whether no operation of the volume is at the store or waits to go there.
     pub(super) fn is_idle(&self) -> bool {
         self.ops.at_store == 0 && self.ops.waiting.is_empty() && self.share.waiting.is_empty()

@@ -270,7 +270,7 @@ fn open_what_is_served(
     before: Option<&Inherited>,
 ) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>, StateDirectory)> {
     let left = before.map(Inherited::stores).transpose().map_err(anyhow::Error::msg)?;
-    let (opened, away) = open_right_ones(config, name, left.unwrap_or_default())?;
+    let (opened, away) = open_right_ones(config, name, left)?;
     let records = before.map_or(&[][..], Inherited::records);
     let state = state_of(config, name, &opened)?.with_left(records).map_err(anyhow::Error::msg)?;
     Ok((opened, away, state))

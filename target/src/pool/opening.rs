@@ -22,7 +22,7 @@ use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
 use crate::store::rbd::group_member::GroupMember;
 use crate::store::rbd::image_claim::Wish;
 use crate::store::rbd::{self, ClusterPlace, ImageError, ImageOptions};
-use crate::store::{Image, Losses, OpenStore, StoreError};
+use crate::store::{Image, Losses, OpenStore, StoreError, StoreErrorKind};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
@@ -107,17 +107,20 @@ pub(crate) fn open_volumes(
 /// Opens the volumes of a configuration, if their files have the right length, and if their images
 /// can be opened: a cluster is another machine. The others are left away and reported: their hosts
 /// wait for them, and all other volumes are served. All images are opened side by side, so that
-/// those of a cluster that does not answer delay the start once. Goes on with the stores that were
-/// `left` open, by volume.
+/// those of a cluster that does not answer delay the start once. Goes on with the stores that the
+/// program before `left` open, by volume, if there was one. A store that it did not leave is left
+/// away while its lock is held: a write of that program is still in the kernel.
 ///
 /// # Errors
 /// Any other reason why a volume cannot be opened, with name and cause. And if no volume were left.
 pub(crate) fn open_right_ones(
     config: &TargetConfig,
     target: &Name,
-    mut left: HashMap<String, LeftOpen>,
+    left: Option<HashMap<String, LeftOpen>>,
 ) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
     let (mut opened, mut away) = (Vec::new(), Vec::new());
+    let took_over = left.is_some();
+    let mut left = left.unwrap_or_default();
     let member = member_of(config);
     let openings: Vec<_> =
         config.volumes.iter().map(|volume| begin_image(volume, member.as_ref())).collect();
@@ -132,7 +135,11 @@ pub(crate) fn open_right_ones(
                 None => opened.push(one),
                 Some(error) => away.push((volume, error)),
             },
-            Err(error) if error.is::<WrongSize>() || is_of_image(&error) => {
+            Err(error)
+                if error.is::<WrongSize>()
+                    || is_of_image(&error)
+                    || (took_over && is_locked(&error)) =>
+            {
                 away.push((volume, error));
             }
             Err(error) => return Err(error.context(format!("volume `{}`", volume.name))),
@@ -196,6 +203,11 @@ fn served_already(opened: &[OpenedVolume], one: &OpenedVolume) -> Option<anyhow:
 /// Whether an image could not be opened.
 fn is_of_image(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(StoreError::Image(_)))
+}
+
+fn is_locked(error: &anyhow::Error) -> bool {
+    let error: Option<&StoreError> = error.downcast_ref();
+    error.is_some_and(|error| error.kind() == StoreErrorKind::Locked)
 }
 
 /// Opens one volume beside those that are served, at the target of that name, or of that member of

@@ -206,6 +206,10 @@ mod tests {
     const LINEAGE: &str = r#"{"version":1,"boot_id":"a","process":"01010101010101010101010101010101",
         "machine":"02020202020202020202020202020202","clean":false}"#;
 
+    /// Files that the programs of 27 November 2026 (5f24c81f) left when they were killed.
+    const LEFT_HOLDERS: &str = include_str!("../../../tests/former/store1.holders");
+    const LEFT_LINEAGE: &str = include_str!("../../../tests/former/store1.lineage");
+
     fn former(holders: &str, lineage: &str) -> (tempfile::TempDir, Former) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("t.holders"), holders).unwrap();
@@ -244,6 +248,38 @@ mod tests {
             let fresh = WriteVerifier([5; 16]);
             assert_eq!(record.begin(&BootId::new("b"), fresh), Before::Saved);
             assert_eq!(record.verifier(), Some(WriteVerifier([verifier; 16])));
+        }
+    }
+
+    #[test]
+    fn files_that_the_version_before_left_are_understood() {
+        let (_dir, former) = former(LEFT_HOLDERS, LEFT_LINEAGE);
+        assert_eq!(former.volumes().len(), 4);
+        let id = |text| from_hex(text).unwrap();
+        let holder = id("4bbe1e8417496a5171bbd3d26fefba43");
+        let boot = BootId::new("08297010-4783-4cf3-a761-4b61a8868874");
+        let machine = Some(WriteVerifier(id("be70e1dbab6d8a1b10910a94d967b29c")));
+        let fresh = WriteVerifier([5; 16]);
+        // A volume in write-back and a shared one with a mount each, and one that was unmounted.
+        for (uuid, mode, present, risk, before) in [
+            ("e496c34b528a6213b529334e55c45779", "Exclusive", true, AtRisk::Process, Before::Lost),
+            ("ba1706a008b936326ab91f0ab5a6f713", "Shared", true, AtRisk::Machine, Before::InKernel),
+            (
+                "e26a6f3852304d6abbb628f276551091",
+                "Exclusive",
+                false,
+                AtRisk::Machine,
+                Before::InKernel,
+            ),
+        ] {
+            let mut record = former.record_of(&id(uuid), Some(risk));
+            assert_eq!(record.begin(&boot, fresh), before, "{uuid}");
+            let verifier = if before == Before::Lost { Some(fresh) } else { machine };
+            assert_eq!(record.verifier(), verifier, "{uuid}");
+            let found = record.holder().unwrap();
+            assert_eq!((format!("{:?}", found.mode).as_str(), found.present), (mode, present));
+            assert_eq!((found.host.0, found.host_name.as_str()), (holder, "client1"));
+            assert!(record.store().is_some());
         }
     }
 

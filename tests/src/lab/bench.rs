@@ -46,6 +46,9 @@ impl<'l> Bench<'l> {
         if !systems.is_empty() {
             command.args(["--systems", &systems.join(",")]);
         }
+        if !self.may_probe() {
+            command.arg("--no-probe");
+        }
         Running::start(command)
     }
 
@@ -55,17 +58,16 @@ impl<'l> Bench<'l> {
     /// The run fails, or takes too long.
     #[must_use]
     pub fn compare(&self, name: &str) -> Run {
-        let words: &[&str] = if self.may_probe() { &[] } else { &["--no-probe"] };
-        let finished = self.start(name, words).finish(COMPARE);
+        let finished = self.start(name, &[]).finish(COMPARE);
         println!("{finished}");
         let _ = finished.ok();
         let run = folder::read(&self.folder(name).join("run.json"));
         run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
     }
 
-    /// Whether the costs of I/Os may be measured here. To count system calls, the kernel patches the
-    /// code of their entry. The emulator may run an instruction that is half patched, and Linux 6
-    /// ends by that (`Oops: int3`).
+    /// Whether the costs of I/Os may be measured here. To count system calls, the kernel patches
+    /// the code of their entry. The emulator may run an instruction that is half patched, and
+    /// Linux 6 ends by that (`Oops: int3`).
     #[must_use]
     pub fn may_probe(&self) -> bool {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");

@@ -157,7 +157,12 @@ fn is_told(line: &str, command: &str, literals: &Literals) -> bool {
     if command.starts_with("rblk-initiator mount") && line.starts_with("/dev/ublkb") {
         return true;
     }
-    let shows_key = command.contains(" key new") || command.contains(" key show");
+    let script = script_of(command);
+    if script.as_ref().is_some_and(|script| script.contains(line)) {
+        return true;
+    }
+    let shows_key =
+        command.contains(" key new") || command.contains(" key show") || script.is_some();
     if shows_key && line.parse::<PublicKey>().is_ok() {
         return true;
     }
@@ -166,6 +171,13 @@ fn is_told(line: &str, command: &str, literals: &Literals) -> bool {
     }
     let text = line.strip_prefix(&format!("{program}: ")).unwrap_or(line);
     program.starts_with("rblk-") && literals.can_print(text)
+}
+
+/// The script of the package that the command installs.
+fn script_of(command: &str) -> Option<String> {
+    let package = command.strip_prefix("apt install ./")?.split('_').next()?;
+    let path = format!("../packaging/scripts/{package}/postinst");
+    Some(fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")))
 }
 
 /// The first words of lines, without those of rows of tables.
@@ -247,4 +259,7 @@ fn a_wrong_sample_is_a_fault() {
         1
     );
     assert_eq!(faults(&format!("# rblk-target status\n{key}")).len(), 1);
+    let installs = "# apt install ./rblk-target_*.deb\nrblk-target: the public key of this";
+    assert!(faults(&format!("{installs} target\n{key}")).is_empty());
+    assert_eq!(faults(&format!("{installs} host\n{key}")).len(), 1);
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# packages-image.sh CHECKOUT PACKAGES, in a directory with the file `typed`: makes a Debian 13 with systemd and
-# without rblk. Leaves vmlinuz, initrd and root.img, an ext4 with the packages in /packages/1, and the same packages with
+# packages-image.sh CHECKOUT PACKAGES, in a directory with the files `typed`, `walk` and `layers`: makes a Debian 13 with
+# systemd and without rblk. Leaves vmlinuz, initrd and root.img, an ext4 with the packages in /packages/1, and the same packages with
 # a higher version in /packages/2. Runs in a mount namespace of its own.
 set -euxo pipefail
 checkout=$1 packages=$2
@@ -12,6 +12,8 @@ mirror=$(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/debian.source
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --include=systemd-sysv,udev,kmod,dbus,iproute2,e2fsprogs,fio,procps,initramfs-tools,busybox,zstd \
     --include=linux-image-amd64,libibverbs1,librdmacm1,ibverbs-providers,rpm,podman,crun,netavark \
+    --include=cryptsetup-bin,systemd-cryptsetup,lvm2,mdadm,bcache-tools,vdo,multipath-tools,udisks2 \
+    --include=dracut-core,dracut-network,cpio \
     trixie root "$mirror"
 # No file of a package is left out later.
 rm -f root/etc/dpkg/dpkg.cfg.d/99mmdebstrap
@@ -44,7 +46,9 @@ printf '[Match]\nDriver=virtio_net\n[Network]\nDHCP=ipv4\n' >$network/30-card.ne
 mkdir -p root/etc/systemd/journald.conf.d
 printf '[Journal]\nRateLimitBurst=0\n' >root/etc/systemd/journald.conf.d/all.conf
 install -m 755 "$guests/packages-work.sh" root/usr/local/sbin/packages-work
-install -m 644 typed root/usr/local/lib/typed
+install -m 644 typed walk layers "$checkout/tests/src/typed.sh" root/usr/local/lib
+# `apt install` asks nobody.
+echo 'APT::Get::Assume-Yes "true";' >root/etc/apt/apt.conf.d/99-yes
 cat >root/etc/systemd/system/packages-work.service <<'UNIT'
 [Unit]
 After=multi-user.target

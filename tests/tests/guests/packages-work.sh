@@ -46,26 +46,8 @@ within() {
 }
 word() { sed -n "s/.*\<$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
 
-# The words of docs/install.md.
-known() {
-    local text=$1
-    case $text in *@TARGET_KEY@*) text=${text//@TARGET_KEY@/$(rblk-target key show)} ;; esac
-    case $text in *@HOST_KEY@*) text=${text//@HOST_KEY@/$(rblk-initiator key show)} ;; esac
-    printf '%s' "$text"
-}
-step() {
-    local typed
-    typed=$(known "$1")
-    [ -z "$typed" ] || must bash -c "$typed"
-}
-file() {
-    echo "# write $1"
-    known "$2" >"$1" || die "$1 cannot be written"
-}
-line() {
-    echo "# add to $1: $2"
-    echo "$2" >>"$1"
-}
+# The words of the documents.
+. /usr/local/lib/typed.sh
 
 pid() { systemctl show -P MainPID "$1"; }
 state_of() { rblk-initiator status "$1" --output json | sed -n 's/.*"state": *"\([^"]*\)".*/\1/p' | head -1; }
@@ -98,21 +80,26 @@ fill() {
     sync -f "$1"
 }
 
-# typed HOST COMMAND: a command of the walk-through, at a host that is a namespace of the network.
-typed() {
+# at HOST COMMAND: a command of README.md, at a host that is a namespace of the network.
+at() {
+    local host=$1 text
+    text=$(known "$2")
+    # As README.md says of hosts without an RDMA device.
+    text=${text/ 192.0.2.1 / tcp:\/\/192.0.2.1 }
     commands=$((commands + 1))
-    echo "$1# $2"
-    case $2 in
-    *serve*)
-        nsenter --net=/run/netns/"$1" bash -c "exec $2" 2>/run/served &
+    echo "$host# $text"
+    case $text in
+    *" serve "*)
+        nsenter --net=/run/netns/"$host" bash -c "exec $text" 2>/run/served &
         served=$!
+        within 30 rblk-target status
         ;;
-    *) nsenter --net=/run/netns/"$1" bash -c "$2" || die "$2: $?" ;;
+    *) nsenter --net=/run/netns/"$host" bash -c "$text" || die "$text: $?" ;;
     esac
 }
 # walk: the first five minutes of README.md, with two namespaces as the hosts.
 walk() {
-    local commands=0 served host key
+    local commands=0 served host
     for host in store1 client1; do
         ip netns add $host
         ip -n $host link set lo up
@@ -121,20 +108,11 @@ walk() {
     ip -n store1 addr add 192.0.2.1/24 dev to1
     ip -n client1 addr add 192.0.2.2/24 dev to1
     for host in store1 client1; do ip -n $host link set to1 up; done
+    cd /packages/1
     SECONDS=0
-    typed store1 "apt-get install -y -qq /packages/1/rblk-target_*.deb"
-    typed client1 "apt-get install -y -qq /packages/1/rblk-initiator_*.deb"
-    # The two keys, which the packages have printed.
-    key=$(rblk-initiator key show)
-    typed store1 "truncate -s 64G /srv/walk.img"
-    typed store1 "rblk-target serve --file vol0=/srv/walk.img --host client1=$key"
-    typed client1 "modprobe ublk_drv"
-    within 30 rblk-target status
-    key=$(rblk-target key show)
-    typed client1 "rblk-initiator mount tcp://192.0.2.1 vol0 --target-key $key"
-    typed client1 "mkfs.ext4 -q -L data /dev/ublkb0"
-    typed client1 "mount /dev/ublkb0 /mnt"
+    . /usr/local/lib/walk
     say "walk: $commands commands, $SECONDS s"
+    cd /root
     df -h /mnt
     findmnt /mnt
     show rblk-initiator list
@@ -145,7 +123,7 @@ walk() {
     wait $served
     ip netns del store1
     ip netns del client1
-    rm -rf /srv/walk.img /var/lib/rblk/*
+    rm -rf /srv/vol0.img /var/lib/rblk/*
 }
 
 install() {
@@ -212,6 +190,11 @@ look() {
     show udevadm info /dev/ublkb0
     show ls -l /dev/rblk/client1 /dev/disk/by-id
     show blkid
+    # The disks are left alone by multipathd, and are drives for udisks.
+    multipath -v3 2>&1 | grep -E "ublkb|$(basename "$(disk vol0)")" | sed 's/^/multipath: /'
+    multipath -v3 2>&1 | grep -q "$(basename "$(disk vol0)"): device node name blacklisted" || die "multipath takes a disk"
+    show udisksctl status
+    udisksctl status | grep -q "vol0 .*$(basename "$(disk vol0)")" || die "udisks does not know the disk"
     show systemctl list-dependencies --no-pager rblk-automount.target
     # The exposure that the units have reached, times ten.
     must systemd-analyze security --no-pager --threshold=16 rblk-target.service
@@ -305,9 +288,178 @@ after_boot() {
 # unsynced DIRECTORY: data that is not on the disk.
 unsynced() { head -c 3000000 /dev/urandom >"$1/unsynced"; }
 
+# A file system of a layer: has_data DEVICE [NEW] mounts it, and verifies its data, which NEW writes first.
+has_data() {
+    must mount "$1" /layer
+    if [ "${2-}" = new ]; then
+        fill /layer
+        umount /layer
+        must mount "$1" /layer
+    fi
+    verify /layer
+    umount /layer
+}
+# passes_discards DEVICE STORE: fstrim of a file system makes its store smaller.
+passes_discards() {
+    local before after
+    must mount "$1" /layer
+    dd if=/dev/urandom of=/layer/big bs=1M count=16 conv=fsync status=none
+    before=$(stat -c %b "$2")
+    rm /layer/big
+    sync -f /layer
+    must fstrim -v /layer
+    after=$(stat -c %b "$2")
+    umount /layer
+    say "$2: $before blocks, and $after after fstrim"
+    [ "$after" -lt $((before - 20000)) ] || die "$1 passes no discards"
+}
+# volumes NAME...: volumes of this host's target, on files.
+volumes() {
+    local name
+    for name; do
+        truncate -s 128M "/srv/$name.img"
+        chown rblk: "/srv/$name.img"
+        must rblk-target volume add "$name" --file "/srv/$name.img" --persist
+    done
+}
+# mounted VOLUME [FLAG...]: mounts a volume of this host's target, and waits for its names.
+mounted() {
+    must rblk-initiator mount tcp://192.0.2.1 --target-key "$(rblk-target key show)" "$@"
+    udevadm settle
+}
+# Another target on this host: the other half of a mirror.
+other_target() {
+    systemctl reset-failed store2 2>/dev/null || true
+    must systemd-run -q --unit=store2 rblk-target serve --config /run/store2/target.toml
+    within 60 rblk-target status --control-socket /run/store2/sock
+}
+
+try_luks() {
+    luks_1
+    has_data /dev/mapper/secret new
+    passes_discards /dev/mapper/secret /srv/luks.img
+    ! grep -q -a lost+found /srv/luks.img || die "plain text in the store"
+    cryptsetup close secret
+    # By /etc/crypttab, as at boot.
+    line /etc/crypttab "secret UUID=$(blkid -o value -s UUID /dev/rblk/client1/luks) none _netdev,nofail,discard"
+    must systemctl daemon-reload
+    must systemctl start systemd-cryptsetup@secret
+    systemctl show -P After systemd-cryptsetup@secret | grep -q remote-fs-pre.target || die "closed after the mount stops"
+    has_data /dev/mapper/secret
+    luks_2
+    rm /etc/crypttab
+    must systemctl daemon-reload
+    must rblk-initiator umount luks
+}
+try_lvm() {
+    lvm_1
+    has_data /dev/vg0/home new
+    passes_discards /dev/vg0/home /srv/lvm.img
+    ! rblk-initiator umount lvm || die "unmounted below an active volume of LVM"
+    must vgchange -q -an vg0
+    must rblk-initiator umount lvm
+    mounted lvm
+    within 30 test -e /dev/vg0/home
+    has_data /dev/vg0/home
+    lvm_2
+    must rblk-initiator umount lvm
+}
+try_raid() {
+    mkdir -m 700 /run/store2
+    file /run/store2/target.toml "name = \"store2\"
+listen = [\"tcp://127.0.0.1:7731\"]
+key_file = \"/run/store2/key\"
+control_socket = \"/run/store2/sock\"
+state_dir = \"/run/store2\"
+arena = \"64MiB\"
+[[host]]
+name = \"client1\"
+keys = [\"@HOST_KEY@\"]
+volumes = [\"*:rw\"]
+[[volume]]
+name = \"half2\"
+store = \"file\"
+path = \"/srv/half2.img\""
+    truncate -s 128M /srv/half2.img
+    local key
+    key=$(rblk-target key new --file /run/store2/key)
+    other_target
+    must rblk-initiator mount tcp://127.0.0.1:7731 half2 --target-key "$key" --fail-after 5s
+    udevadm settle
+    raid_1
+    within 100 grep -q '\[UU\]' /proc/mdstat
+    has_data /dev/md/mirror new
+    must systemctl kill -s KILL store2
+    must mount /dev/md/mirror /layer
+    fill /layer
+    within 100 grep -q '\[U_\]' /proc/mdstat
+    show cat /proc/mdstat
+    verify /layer
+    other_target
+    within 100 is half2 connected
+    raid_2
+    within 100 grep -q '\[UU\]' /proc/mdstat
+    umount /layer
+    # The other half alone has everything, too.
+    must mdadm /dev/md/mirror --fail /dev/rblk/client1/half1
+    has_data /dev/md/mirror
+    raid_3
+    must rblk-initiator umount half1
+    must rblk-initiator umount half2
+    must systemctl stop store2
+    rm -rf /run/store2
+}
+try_cache() {
+    cache_1
+    show lsblk -t /dev/rblk/client1/slow
+    has_data /dev/bcache0 new
+    passes_discards /dev/bcache0 /srv/slow.img
+    cache_2
+    must rblk-initiator umount slow
+}
+# below RECIPE VOLUME: a layer below the target, whose volume is used as a disk.
+below() {
+    "$1_1"
+    must rblk-target doctor
+    mounted "$2"
+    must mkfs.ext4 -q "/dev/rblk/client1/$2"
+    has_data "/dev/rblk/client1/$2" new
+    must rblk-initiator umount "$2"
+    "$1_2"
+}
+# layered: docs/layers.md, with files in the place of the disks.
+layered() {
+    local disk
+    . <(sed -e 's#/dev/rblk/store1/#/dev/rblk/client1/#g' -e 's#/dev/sdb#/dev/loop5#g' -e 's#/dev/sdc#/dev/loop6#g' \
+        -e 's#/dev/nvme0n1p3#/dev/loop7#g' /usr/local/lib/layers)
+    truncate -s 128M /srv/disk5.img /srv/disk7.img
+    truncate -s 6G /srv/disk6.img
+    for disk in 5 6 7; do must losetup --sector-size 4096 /dev/loop$disk /srv/disk$disk.img; done
+    mkdir -p /layer
+    must rblk-target host add client1 --key "$(rblk-initiator key show)" --volume '*:rw'
+    volumes luks lvm half1 slow
+    mounted luks
+    mounted lvm
+    mounted half1 --fail-after 5s
+    mounted slow
+    local recipe
+    for recipe in luks lvm raid cache; do
+        try_$recipe
+        say "layer $recipe"
+    done
+    below crypt crypt
+    say "layer crypt"
+    below vdo dense
+    say "layer vdo"
+    for disk in luks lvm half1 slow; do must rblk-target volume remove $disk --persist; done
+    for disk in 5 6 7; do losetup -d /dev/loop$disk; done
+    rm -rf /layer /srv/{luks,lvm,half1,half2,slow,disk5,disk6,disk7}.img /etc/cryptsetup-keys.d /etc/lvm/{backup,archive}/*
+    kept >$state/kept
+}
+
 # contained: the recipe of docs/containers.md, with a root of the programs alone in the place of an image.
 contained() {
-    local recipe flags
+    local recipe flags char process
     recipe=/usr/share/doc/rblk-initiator/docs/containers.md
     must systemctl stop rblk-mount@scratch
     mkdir -p /packages/box
@@ -326,8 +478,21 @@ contained() {
     within 60 is boxed connected
     show podman logs mount1
     show rblk-initiator list
-    must dd if=/dev/urandom of="$(disk scratch)" bs=1M count=4 oflag=direct
+    must mkfs.ext4 -q "$(disk scratch)"
+    must mount "$(disk scratch)" /mnt
+    fill /mnt
+    # The process dies below the file system, and the same container serves on.
+    process=$(process_of boxed)
+    grep -E '^(Cap|Seccomp|NoNewPrivs)' "/proc/$process/status"
+    kill -KILL "$process"
+    within 30 sh -c '! podman inspect -f "{{.State.Running}}" mount1 | grep -q true'
+    must podman start mount1
+    within 60 is boxed connected
+    echo 3 >/proc/sys/vm/drop_caches
+    verify /mnt
+    umount /mnt
     must podman stop mount1
+    udevadm settle
     [ ! -e /dev/rblk/client1/scratch ] || die "the disk of the container stays"
     podman rm mount1
     podman secret rm rblk-host-key
@@ -397,6 +562,11 @@ by_rpm() {
     mkfs.ext4 -q "$(disk r)" && mount "$(disk r)" /far
     ! rpm -e --nodeps rblk-initiator || die "removed under a file system in use"
     umount /far
+    # The initramfs of dracut has the programs after the installation.
+    file /etc/dracut.conf.d/rblk.conf 'add_dracutmodules+=" rblk "'
+    must rpm -i --nodeps /packages/rblk-initiator-boot-*.rpm
+    lsinitramfs /boot/initrd.img-* | grep usr/lib/rblk/root/usr/bin/ || die "the initramfs of dracut has no rblk"
+    must rpm -e --nodeps rblk-initiator-boot
     must rpm -e --nodeps rblk-initiator rblk-target
     test -s /etc/rblk/target.key && test -s /etc/rblk/host.key && test -s /srv/r.img
 }
@@ -456,6 +626,9 @@ fourth() {
     within 100 timeout 60 ls /far/sums
     verify /far
     contained
+    say "contained"
+    layered
+    say "layered"
     removed
     nothing_left "the purge"
     say "purged"

@@ -1,7 +1,9 @@
-//! The packages on a host that systemd boots: Debian 13 under QEMU. An administrator installs them,
-//! configures both ends by the commands of docs/install.md, upgrades them below running I/O,
-//! restarts the host three times, removes and purges them (`packages-work.sh`). One mount has its
-//! target on this machine: the test starts it late, and kills it before and during a shutdown.
+//! The packages on a host that systemd boots: Debian 13 under QEMU. An administrator installs them
+//! by the commands of README.md, configures both ends by those of docs/install.md, upgrades them
+//! below running I/O, restarts the host three times, puts layers above and below them by
+//! docs/layers.md, removes and purges them (`packages-work.sh`).
+//! One mount has its target on this machine: the test starts it late, and kills it before and
+//! during a shutdown.
 //!
 //! The test needs root, QEMU, mmdebstrap and Debian's archive, and the packages: those of the
 //! directory `RBLK_PACKAGES`, or else `cargo xtask dist` makes them. It takes an hour without them.
@@ -10,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rblk_tests::guide::typed;
+use rblk_tests::guide::{layers, typed, walk};
 use rblk_tests::program::{Target, program, run};
 
 use crate::emulated_host::{EmulatedHost, make_images};
@@ -117,6 +119,8 @@ fn long_only_packages_live_on_a_host_with_systemd() {
     // The configuration, then the commands. Later blocks are for other cases.
     let typed = typed(&[("On the target", 2), ("On the initiator", 2), ("Mount at boot", 3)]);
     std::fs::write(dir.join("typed"), typed).unwrap();
+    std::fs::write(dir.join("walk"), walk()).unwrap();
+    std::fs::write(dir.join("layers"), layers()).unwrap();
     make_images(dir, "packages-image.sh", &packages(dir));
     let mut far = Far::new(dir);
     live(dir, &mut far);

@@ -20,7 +20,6 @@ use rblk_tests::program::{Client, Target, program, run, wait_for};
 
 use super::fio_engine::{Fio, engine};
 
-const MIB: usize = 1 << 20;
 const REASON_OF_OSDS: &str = "has not answered for";
 
 /// Serves the image `rbd/v` as the volume `v`.
@@ -46,7 +45,8 @@ fn exported(cluster: &CephCluster) -> Vec<u8> {
 fn all_of(target: &Target, host: u8) -> Vec<u8> {
     let mut client = Client::connect(&target.address, "v", host).unwrap();
     let blocks = client.volume.blocks.0 * u64::from(client.volume.block_size.bytes());
-    let whole = (0..blocks).step_by(MIB).flat_map(|at| client.read(at, MIB)).collect();
+    const PIECE: usize = 64 << 10;
+    let whole = (0..blocks).step_by(PIECE).flat_map(|at| client.read(at, PIECE)).collect();
     client.logout();
     whole
 }

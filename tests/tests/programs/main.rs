@@ -26,6 +26,7 @@ mod idle;
 mod lent;
 mod normal_events;
 mod page;
+mod previous;
 mod records;
 mod said_once;
 mod screen;

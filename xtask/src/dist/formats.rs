@@ -148,6 +148,9 @@ fn rpm(package: &Package, tree: &Tree, checkout: &Checkout) -> Result<Table> {
         let scripts = package.scripts.as_deref().unwrap_or_default();
         set(key, fs::read_to_string(checkout.root.join(scripts).join(name))?.into());
     }
+    if let Some(script) = &package.after_transaction {
+        set("post_trans_script", fs::read_to_string(checkout.root.join(script))?.into());
+    }
     let mut assets = Vec::new();
     for file in tree.files() {
         let mut asset = Table::new();

@@ -33,6 +33,8 @@ pub(crate) struct Package {
     pub(crate) scripts: Option<String>,
     /// The file of its triggers for dpkg.
     pub(crate) triggers: Option<String>,
+    /// The script that rpm runs after a transaction.
+    pub(crate) after_transaction: Option<String>,
     /// Without one of its files there is no package.
     #[serde(default)]
     pub(crate) needs_files: bool,
@@ -134,6 +136,9 @@ mod tests {
                 ["postinst", "prerm", "postrm"].map(|name| root.join(scripts).join(name))
             }) {
                 assert!(script.is_file(), "{}", script.display());
+            }
+            for file in [&package.triggers, &package.after_transaction].into_iter().flatten() {
+                assert!(root.join(file).is_file(), "{file}");
             }
             for entry in &package.files {
                 assert!(!entry.to.starts_with('/'), "{}", entry.to);

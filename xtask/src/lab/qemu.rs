@@ -34,13 +34,11 @@ const POWER_OFF: Duration = Duration::from_secs(10);
 /// - `rcu_expedited`: every module load and mount waits for RCU;
 /// - `audit=0` to `nowatchdog`: hooks, zeroed pages and counts, which cost each system call
 ///   something and protect nothing here;
-/// - `tsc=reliable`: a kernel that takes another clock patches its own code, and the emulator may run
-///   an instruction that is half patched (`Oops: int3`);
 /// - `loglevel=7`: the UART is slow.
 const CMDLINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr norandmaps rcupdate.rcu_expedited=1 \
                        audit=0 lsm= init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off \
                        kfence.sample_interval=0 cgroup_disable=memory psi=0 nowatchdog \
-                       no_timer_check tsc=reliable loglevel=7 rdinit=/init";
+                       no_timer_check loglevel=7 rdinit=/init";
 
 /// A guest to be run once.
 #[derive(Debug)]

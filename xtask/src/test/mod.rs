@@ -91,6 +91,9 @@ const AS_ROOT: &str = "as_root_";
 const LONG_ONLY: &str = "long_only_";
 /// How the names of tests begin that need a Ceph cluster.
 const WITH_CEPH: &str = "with_ceph_";
+/// How the names of tests begin that need programs of a version before, and the variable that names
+/// their directory.
+const WITH_PREVIOUS: [&str; 2] = ["with_previous_", "RBLK_PREVIOUS"];
 /// The test program of the deliberate faults, which is a step of its own.
 const FAULTS: &str = "mutations";
 
@@ -107,7 +110,9 @@ const SUITES: [&str; 6] =
 ///
 /// Missing system packages are installed first (as root; Debian). With FILTERs only tests run whose
 /// names contain one of them, and no other checks. The names of tests that need root begin with
-/// `as_root_`; of those that need a Ceph cluster, which `--long` runs, with `with_ceph_`.
+/// `as_root_`; of those that need a Ceph cluster, which `--long` runs, with `with_ceph_`. With
+/// `--long`, and RBLK_PREVIOUS=DIRECTORY of the programs of a version before, tests run both
+/// versions against each other; their names begin with `with_previous_`.
 ///
 /// Exit status: 0 when nothing failed, 1 when anything did.
 #[derive(Debug, Args)]
@@ -227,10 +232,15 @@ impl Run<'_> {
             let _ =
                 steps.run_with(Kind::Run, "tests as root", built, |built| self.root_tests(built));
         }
-        if self.wants_ceph() {
+        if self.wants(WITH_CEPH) {
             let _ = steps.run_with(Kind::Run, "tests with a Ceph cluster", built, |built| {
                 host::ensure_installed(packages::CEPH)?;
                 self.marked_tests(built, WITH_CEPH)
+            });
+        }
+        if self.wants(WITH_PREVIOUS[0]) {
+            let _ = steps.run_with(Kind::Run, "tests with a version before", built, |built| {
+                self.previous_tests(built)
             });
         }
         if !is_whole {
@@ -365,10 +375,19 @@ impl Run<'_> {
         self.marked_tests(built, AS_ROOT)
     }
 
-    /// Whether the tests with a Ceph cluster are asked for.
-    fn wants_ceph(&self) -> bool {
+    /// Those that need programs of a version before.
+    fn previous_tests(&self, built: &Artifacts) -> Result<Work> {
+        let [mark, variable] = WITH_PREVIOUS;
+        if std::env::var_os(variable).is_none() {
+            return Ok(Work::Skipped(format!("{variable} names no directory of programs")));
+        }
+        self.marked_tests(built, mark)
+    }
+
+    /// Whether tests are asked for that only `--long` runs by itself.
+    fn wants(&self, mark: &str) -> bool {
         let filters = &self.args.filters;
-        let is_named = filters.iter().any(|filter| filter.contains(WITH_CEPH));
+        let is_named = filters.iter().any(|filter| filter.contains(mark));
         is_named || (filters.is_empty() && self.args.long.is_some())
     }
 

@@ -154,6 +154,31 @@ fn a_note_of_a_program_with_retired_keys_is_read() {
     assert!(error.contains("no_such_key"), "{error}");
 }
 
+/// Notes that the programs of 27 November 2026 (5f24c81f) left when they were killed.
+#[test]
+fn notes_that_the_version_before_left_are_read() {
+    let data = include_bytes!("../../../../tests/former/data.json");
+    let shared = include_bytes!("../../../../tests/former/shared.json");
+    for (left, name, number, volume) in
+        [(&data[..], "data", 0, "held"), (shared, "shared", 1, "shared")]
+    {
+        let note = Note::parse(left, name).unwrap();
+        assert_eq!((note.device_id, note.config.volume.as_str()), (number, volume));
+        assert_eq!(note.config.shared, name == "shared");
+        assert!(note.maybe_unflushed && !note.loss_untold);
+        let (setup, facts) = note.restore(&note.config, host().name).unwrap();
+        assert_eq!(setup.host.id.to_string(), "1a6e15071d0ebfae56b70ba36fd3bcab");
+        assert_eq!(facts.target_name.as_str(), "store1");
+        assert_eq!(
+            (facts.volume.generation, facts.volume.blocks),
+            (Generation(1), BlockCount(4096))
+        );
+        assert!(DiskNames::of_note(Path::new("/"), name, left, &format!("ublkb{number}")).is_ok());
+        // Today's text of it says the same.
+        assert_eq!(Note::parse(&text(&note), name).unwrap(), note);
+    }
+}
+
 #[test]
 fn a_note_with_a_bad_value_is_refused() {
     let cases: [(&str, Value, &str); 26] = [

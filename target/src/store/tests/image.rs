@@ -4,7 +4,6 @@
 //! `tests/src/lab/ceph-cluster.sh`.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
@@ -400,7 +399,7 @@ fn with_ceph_images_are_opened_side_by_side() {
     stalled.script("osd-pause");
     let began = Instant::now();
     let name = Name::new("test").unwrap();
-    let (opened, away) = open_right_ones(&config, &name, HashMap::new()).unwrap();
+    let (opened, away) = open_right_ones(&config, &name, None).unwrap();
     assert!(began.elapsed() < Duration::from_secs(90), "{:?}", began.elapsed());
     stalled.script("osd-continue");
     let opened: Vec<&str> = opened.iter().map(|one| one.volume.name.as_str()).collect();

@@ -6,7 +6,13 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
+use std::collections::HashMap;
+
+use rblk_config::TargetConfig;
+use rblk_protocol::Name;
+
 use super::*;
+use crate::pool::opening::open_right_ones;
 use crate::store::backing::LeftOpen;
 
 #[test]
@@ -307,4 +313,26 @@ fn a_backing_left_open_keeps_its_access_mode() {
     // A volume that became read-only while it was served may be written to again.
     let before = Backing::open(&path, &options(4096, Direct::Off)).unwrap();
     assert!(!Backing::go_on(left(&before), &path, &to_read).unwrap().read_only());
+}
+
+/// The kernel has a write of the program before, and so the lock of its file.
+#[test]
+fn a_store_that_the_program_before_did_not_leave_waits_for_its_lock() {
+    let directory = directory();
+    let paths = ["a", "b"].map(|name| file(directory.path(), name, 8192));
+    let volume = |path: &Path| {
+        let name = path.file_name().unwrap().display();
+        format!("[[volume]]\nname = '{name}'\nstore = 'file'\npath = '{}'\n", path.display())
+    };
+    let volumes = paths.each_ref().map(|path| volume(path)).concat();
+    let text = format!("listen = ['tcp://127.0.0.1']\n{volumes}");
+    let config = TargetConfig::parse(&text, "test").unwrap();
+    let name = Name::new("test").unwrap();
+    let before = Backing::open(&paths[0], &options(4096, Direct::Off)).unwrap();
+    assert!(open_right_ones(&config, &name, None).is_err(), "a start without a program before");
+    let (opened, away) = open_right_ones(&config, &name, Some(HashMap::new())).unwrap();
+    let opened: Vec<&str> = opened.iter().map(|one| one.volume.name.as_str()).collect();
+    let away: Vec<&str> = away.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!((opened, away), (vec!["b"], vec!["a"]));
+    drop(before);
 }
