@@ -88,6 +88,11 @@ impl Persister {
         share(&self.shared, store);
     }
 
+    /// Whether the members of a group have the record of a volume in turn.
+    pub(super) fn is_shared(&self, volume: &VolumeUuid) -> bool {
+        self.shared.has(volume)
+    }
+
     /// Makes durable that hosts may write now. Call it when nothing of the start can fail any more,
     /// and before any volume is served. Returns the verifiers of the volumes. Waits for the disk.
     pub(super) fn begin(&mut self) -> Vec<(VolumeUuid, WriteVerifier)> {

@@ -140,6 +140,37 @@ impl Holders {
         }
     }
 
+    /// Takes over the records of one volume that other targets may have written since this run
+    /// served it. They count, and not those of this run. But a generation that a host has seen
+    /// never falls: if the records know less than this run, no host that held the volume may
+    /// resume.
+    pub(crate) fn adopt_shared(
+        &mut self,
+        volume: VolumeUuid,
+        holder: Option<HolderRecord>,
+        store: Option<StoreIdentity>,
+    ) {
+        let known = self.records.remove(&volume);
+        self.forget(&volume);
+        self.stores.extend(store.map(|store| (volume, store)));
+        let seen = known.as_ref().map_or(Generation::FRESH, |known| known.generation);
+        match (holder, known) {
+            (Some(holder), _) if holder.generation >= seen => self.put(holder),
+            (_, Some(known)) => {
+                self.put(known);
+                self.replace(volume);
+            }
+            (Some(_), None) | (None, None) => {}
+        }
+    }
+
+    /// Forgets a volume: its records are at another target now.
+    pub(crate) fn forget(&mut self, volume: &VolumeUuid) {
+        self.records.remove(volume);
+        self.stores.remove(volume);
+        self.replaced.remove(volume);
+    }
+
     /// Serves a volume from that store, which may have no identity. If it is another store than
     /// before, the generation of the last holder ends: a host that has it is refused when it comes
     /// back. Any result but [`ServedFrom::AsBefore`] must be recorded before that.
@@ -342,6 +373,8 @@ pub(crate) struct NoGeneration;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const V: VolumeUuid = [7; 16];
@@ -440,6 +473,67 @@ mod tests {
         }
         // The volume had no holder.
         assert_eq!(Holders::durable([]).serve_anew(V, None), ServedFrom::AsBefore);
+    }
+
+    proptest! {
+        /// A volume goes round among members, each with one run: they decide as one target does.
+        #[test]
+        fn members_that_have_a_volume_in_turn_decide_as_one_target(
+            steps in prop::collection::vec((0..6_u8, 0..3_usize, 1..4_u8, any::<bool>()), 1..60),
+            forgets in any::<bool>(),
+        ) {
+            let mut truth = Holders::durable([]);
+            let mut members = [(); 3].map(|()| Holders::durable([]));
+            // The record beside the image: as the owner wrote it last.
+            let (mut object, mut owner): (Option<HolderRecord>, usize) = (None, 0);
+            let mut given = BTreeSet::from([Generation::FRESH]);
+            for (what, to, host, is_shared) in steps {
+                let mode = if is_shared { AccessMode::Shared } else { AccessMode::Exclusive };
+                let opener = claimant(host, mode);
+                let at = &mut members[owner];
+                match what {
+                    0 | 1 => {
+                        if forgets {
+                            at.forget(&V);
+                        }
+                        owner = to;
+                        members[owner].adopt_shared(V, object.clone(), None);
+                    }
+                    2 => {
+                        prop_assert_eq!(at.leave(&V), truth.leave(&V));
+                    }
+                    _ => {
+                        prop_assert_eq!(at.begin(&V, &opener), truth.begin(&V, &opener));
+                    }
+                }
+                let at = &members[owner];
+                object = at.record(&V).cloned();
+                prop_assert_eq!(object.as_ref(), truth.record(&V));
+                given.insert(at.generation(&V));
+                prop_assert_eq!(Some(&at.generation(&V)), given.last(), "none falls");
+                for generation in &given {
+                    prop_assert_eq!(
+                        at.is_last(&V, &opener, *generation),
+                        truth.is_last(&V, &opener, *generation)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shared_record_that_knows_less_than_this_run_lets_nobody_resume() {
+        let (a, b) = (claimant(1, AccessMode::Exclusive), claimant(2, AccessMode::Exclusive));
+        let older = record_of(V, &b, Generation(3));
+        for kept in [None, Some(older)] {
+            let mut holders = Holders::durable([record_of(V, &a, Generation(5))]);
+            holders.adopt_shared(V, kept, None);
+            assert_eq!((holders.generation(&V), holders.is_replaced(&V)), (Generation(6), true));
+            for generation in 0..6 {
+                assert!(!holders.is_last(&V, &a, Generation(generation)));
+                assert!(!holders.is_last(&V, &b, Generation(generation)));
+            }
+        }
     }
 
     #[test]

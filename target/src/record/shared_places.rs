@@ -23,6 +23,11 @@ impl SharedPlaces {
         places.insert(volume, SharedPlace(place));
     }
 
+    /// Whether the record of a volume is at such a place.
+    pub(crate) fn has(&self, volume: &VolumeUuid) -> bool {
+        self.of(volume).is_some()
+    }
+
     fn of(&self, volume: &VolumeUuid) -> Option<SharedPlace> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(volume).cloned()
     }

@@ -173,6 +173,17 @@ impl Core {
         self.holdings.book_mut().adopt(volume, holder, store);
     }
 
+    /// As [`Self::adopt`], for a volume of a group: other members may have written the records since
+    /// this run served it.
+    pub fn adopt_shared(
+        &mut self,
+        volume: VolumeUuid,
+        holder: Option<HolderRecord>,
+        store: Option<StoreIdentity>,
+    ) {
+        self.holdings.book_mut().adopt_shared(volume, holder, store);
+    }
+
     /// The next action for the caller. After every other call, take all effects.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.out.next_effect()

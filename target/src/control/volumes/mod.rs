@@ -552,7 +552,10 @@ impl Volumes {
             (Ok(record), Some(volume), Some(opened)) => {
                 persister.forget_loss(&volume.uuid);
                 let (holder, store) = (record.holder().cloned(), record.store().cloned());
-                core.adopt(volume.uuid, holder, store);
+                match persister.is_shared(&volume.uuid) {
+                    true => core.adopt_shared(volume.uuid, holder, store),
+                    false => core.adopt(volume.uuid, holder, store),
+                }
                 if let Some(verifier) = record.verifier() {
                     core.vouch(volume.uuid, verifier);
                 }

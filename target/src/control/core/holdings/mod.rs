@@ -124,10 +124,14 @@ impl Holdings {
 
     /// A volume is served no longer. The OPENs that wait for it are refused.
     pub(super) fn end(&mut self, volume: VolumeIndex, out: &mut Outbox) {
-        let name = self.exports.volume(volume).map(|volume| volume.name);
-        let is_elsewhere = name.is_some_and(|name| self.elsewhere.has(name));
+        let served = self.exports.volume(volume).cloned();
+        let left = served.filter(|volume| self.elsewhere.has(volume.name));
+        let is_elsewhere = left.is_some();
         self.exports.remove(volume);
         self.book.keep_no_longer(volume);
+        if let Some(left) = left {
+            self.book.forget(&left.uuid);
+        }
         self.openings.forget(volume);
         for open in self.openings.take(|open| open.volume == volume) {
             match is_elsewhere {

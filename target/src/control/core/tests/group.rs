@@ -9,12 +9,22 @@ use super::*;
 const V: u16 = VOLUMES;
 
 fn of_image() -> Arc<Volume> {
-    Arc::new(Volume { placement: Placement::Store, ..Volume::clone(&volume(V)) })
+    at_place(V)
+}
+
+/// The volume at a place of this run, which it has once.
+fn at_place(place: u16) -> Arc<Volume> {
+    let index = VolumeIndex(place);
+    Arc::new(Volume { index, placement: Placement::Store, ..Volume::clone(&volume(V)) })
 }
 
 impl World {
     fn carry(&mut self, change: &VolumeChange) {
-        self.core.change(change, of_image(), self.now).unwrap();
+        self.carry_at(V, change);
+    }
+
+    fn carry_at(&mut self, place: u16, change: &VolumeChange) {
+        self.core.change(change, at_place(place), self.now).unwrap();
         self.carry_out();
         while self.steps.pop().is_some() {
             self.core.stepped(Ok(()), self.now);
@@ -25,8 +35,12 @@ impl World {
 
     /// The claim under way succeeds: the volume is served.
     fn claimed(&mut self) {
+        self.claimed_at(V);
+    }
+
+    fn claimed_at(&mut self, place: u16) {
         let name = volume_name(V);
-        self.carry(&VolumeChange::Add(VolumeConfig::rbd(name.as_str(), "rbd/v")));
+        self.carry_at(place, &VolumeChange::Add(VolumeConfig::rbd(name.as_str(), "rbd/v")));
         self.core.claim_ended(name, &Ok(()));
         self.carry_out();
     }
@@ -71,7 +85,7 @@ fn an_open_claims_a_volume_that_another_member_has() {
         host_name: host_name(1),
         present: true,
     };
-    w.core.adopt(of_image().uuid, Some(holder), None);
+    w.core.adopt_shared(of_image().uuid, Some(holder), None);
     w.claimed();
     assert_eq!(w.answer(one, 2).unwrap().generation(), generation);
     assert_eq!(w.open(other, 2, exclusive(V)).unwrap().status, Status::InUse);
@@ -103,4 +117,38 @@ fn hosts_of_a_volume_that_is_handed_over_are_not_told_that_it_is_gone() {
     w.pass(Duration::from_secs(6));
     assert_eq!(w.open(link, 4, again), None);
     assert_eq!(w.claims.len(), 2);
+}
+
+/// A hands a volume over, host 2 gets it from B, and the volume comes back to the same run of A.
+#[test]
+fn a_volume_that_comes_back_in_the_same_run_has_the_holder_that_it_had_elsewhere() {
+    for is_lost in [false, true] {
+        let mut w = member();
+        let (one, two) = (w.session(1), w.session(2));
+        assert_eq!(w.open(one, 1, exclusive(V)), None);
+        w.claimed();
+        let first = w.answer(one, 1).unwrap().generation();
+        let at_b = HolderRecord { host: HostId([2; 16]), ..w.durable[&of_image().uuid].clone() };
+        let at_b = HolderRecord { generation: Generation(first.0 + 5), ..at_b };
+        let name = volume_name(V).to_string();
+        if is_lost {
+            w.core.lose(VolumeIndex(V));
+            w.core.leave_to_others(volume_name(V), None);
+            w.carry(&VolumeChange::Lose { name, which: VolumeIndex(V) });
+        } else {
+            w.carry(&VolumeChange::Yield { name });
+        }
+        w.pass(Duration::from_secs(6));
+        // The host with the newer generation is the holder.
+        assert_eq!(w.open(two, 2, returning(V, at_b.generation)), None);
+        w.core.adopt_shared(of_image().uuid, Some(at_b.clone()), None);
+        w.claimed_at(V + 1);
+        assert_eq!(w.answer(two, 2).unwrap().generation(), at_b.generation, "{is_lost}");
+        assert_eq!(w.open(one, 3, returning(V, first)).unwrap().status, Status::Fenced);
+        // No generation falls.
+        assert_eq!(w.open(one, 4, taking_over(V)), None, "the holder's connections end first");
+        w.bury_the_dying();
+        let taken = w.answer(one, 4).unwrap().generation();
+        assert_eq!(taken, Generation(at_b.generation.0 + 1));
+    }
 }
