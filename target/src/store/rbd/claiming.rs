@@ -18,7 +18,7 @@ use super::owner_question::{Ask, ask};
 use super::state_object::{OwnerNote, StateObject};
 
 /// How long a former owner stays fenced: longer than any machine is suspended.
-const FENCE_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
+pub(super) const FENCE_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
 /// Time between two looks at an owner that hands over.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -45,7 +45,7 @@ pub(super) fn claim(
     member: &GroupMember,
 ) -> Result<Result<Claimed, Outcome>, Errno> {
     let GroupMember { name, addresses, wish, may_break } = member.clone();
-    let own = OwnerNote { member: name, addresses, client: String::new(), epoch: 0 };
+    let own = OwnerNote { member: name, addresses, ..OwnerNote::default() };
     let mut claim = Claim::new(own, wish, may_break);
     let mut act = claim.next(Event::Begin);
     let mut seen = OwnerNote::default();

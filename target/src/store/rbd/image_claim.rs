@@ -18,9 +18,17 @@
 //! of an owner before the last one: an OSD that learns of no newer map would take a late write of
 //! that owner after those of this member.
 //!
+//! A member may die between two acts: then its lock is not noted, or it is free and the note names
+//! somebody. Both states pass when a living member is at work. If one lasts, librbd takes the lock
+//! of a dead owner, and the claim goes on. But then another client than a member may have had the
+//! image, and written to it. The claim raises the *lineage* of the image, which is a part of the
+//! identity of its store: no host that held the volume may resume. The same holds after a target
+//! without a group.
+//!
 //! Invariants:
 //! - An image has a new owner only when the client in the note has given it back, or is fenced.
 //! - A lock is broken only if its owner is the one in the note, is fenced, and did not answer.
+//! - No state of lock and note lasts for ever when only living members claim.
 //! - Only for its holder that comes back, or for a host that takes over, is an owner disturbed.
 
 use rblk_protocol::{Generation, HostId};
@@ -28,8 +36,8 @@ use serde::{Deserialize, Serialize};
 
 use super::state_object::OwnerNote;
 
-/// Looks at a lock whose owner is not noted yet.
-const LOOKS_AT_UNKNOWN: u32 = 10;
+/// Looks at a lock that does not fit the note: a member at work notes itself within that.
+const LOOKS_AT_UNCLEAR: u32 = 10;
 /// Pauses in which an owner that hands over is expected to end.
 const PAUSES_OF_HAND_OVER: u32 = 300;
 /// Pauses between two questions to an owner that hands over.
@@ -136,18 +144,35 @@ enum Stage {
     Ask(OwnerNote),
     // The owner hands over.
     HandsOver(OwnerNote),
-    // None: the lock was free. The owner of the lock may be dead, which librbd finds out.
-    Lock(Option<OwnerNote>),
+    // The owner of the lock may be dead, which librbd finds out.
+    Lock(LockedBy),
     // The owner is fenced, and its lock is broken next.
     Fence(String),
-    Break,
+    Break(String),
     // This client, under this name, has the lock.
     HasLock(String),
-    // It waits for the map, with a fence or without.
-    Map(String, OwnerNote),
+    // It fences these former owners, or none, and waits for the map.
+    Map(String, OwnerNote, Vec<String>),
     Swap(OwnerNote),
     Unlock(OwnerNote),
     End,
+}
+
+/// The owner of a lock that is to be taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum LockedBy {
+    Nobody,
+    Member(OwnerNote),
+    Unknown(String),
+}
+
+/// The last look before a lock is taken.
+#[derive(Clone, Default, Debug)]
+struct LastLook {
+    epoch: u64,
+    lock: Option<String>,
+    // Lock and note did not fit.
+    is_unclear: bool,
 }
 
 /// See the module.
@@ -158,16 +183,20 @@ pub(super) struct Claim {
     wish: Wish,
     may_break: bool,
     stage: Stage,
-    unknown: u32,
+    unclear: u32,
     pauses: u32,
     locks: u32,
+    last: LastLook,
+    // The owner whose lock this claim has broken.
+    broke: Option<String>,
 }
 
 impl Claim {
     /// A claim by a member. `may_break`: an owner that does not answer may be fenced.
     pub(super) fn new(own: OwnerNote, wish: Wish, may_break: bool) -> Self {
-        let (unknown, pauses, locks) = (0, 0, 0);
-        Self { own, wish, may_break, stage: Stage::Look, unknown, pauses, locks }
+        let (unclear, pauses, locks) = (0, 0, 0);
+        let (stage, last, broke) = (Stage::Look, LastLook::default(), None);
+        Self { own, wish, may_break, stage, unclear, pauses, locks, last, broke }
     }
 
     /// Takes an event, and says what to do next. An event that does not fit the last act begins
@@ -182,22 +211,22 @@ impl Claim {
             }
             (Stage::HandsOver(note), Event::Seen(now, lock)) => self.handing_over(note, now, lock),
             (Stage::Fence(client), Event::Fenced) => {
-                self.stage = Stage::Break;
+                self.stage = Stage::Break(client.clone());
                 Act::Break(client)
             }
-            (Stage::Break, Event::Broken(_)) => self.look(),
+            (Stage::Break(client), Event::Broken(is_broken)) => {
+                self.broke = Some(client).filter(|_| is_broken);
+                self.look()
+            }
             (Stage::Lock(_), Event::Locked(Some(client))) => {
                 self.stage = Stage::HasLock(client);
                 Act::Look
             }
-            (Stage::Lock(Some(owner)), Event::Locked(None)) => self.end(Outcome::Elsewhere(owner)),
-            (Stage::Lock(None), Event::Locked(None)) => {
-                self.locks += 1;
-                self.stage = Stage::Look;
-                Act::Pause
-            }
+            (Stage::Lock(by), Event::Locked(None)) => self.not_locked(by),
             (Stage::HasLock(client), Event::Seen(note, _)) => self.locked(client, note),
-            (Stage::Map(client, note), Event::Fenced | Event::HasMap) => self.swap(client, &note),
+            (Stage::Map(client, note, former), Event::Fenced | Event::HasMap) => {
+                self.fence_former(client, note, former)
+            }
             (Stage::Swap(own), Event::Swapped(true)) => self.end(Outcome::Owned(own)),
             (Stage::Swap(own), Event::Swapped(false)) => {
                 self.stage = Stage::Unlock(own);
@@ -221,33 +250,49 @@ impl Claim {
         Act::End(outcome)
     }
 
-    fn seen(&mut self, note: OwnerNote, lock: Option<String>) -> Act {
-        let Some(client) = lock else {
-            self.stage = Stage::Lock(None);
-            return Act::Lock;
-        };
-        if client != note.client {
-            // A member that has just taken the lock notes itself soon.
-            self.unknown += 1;
-            if self.unknown > LOOKS_AT_UNKNOWN {
-                return self.end(Outcome::Foreign(client));
+    fn not_locked(&mut self, by: LockedBy) -> Act {
+        match by {
+            LockedBy::Member(owner) => self.end(Outcome::Elsewhere(owner)),
+            LockedBy::Unknown(client) => self.end(Outcome::Foreign(client)),
+            LockedBy::Nobody => {
+                self.locks += 1;
+                self.stage = Stage::Look;
+                Act::Pause
             }
-            self.stage = Stage::Look;
-            return Act::Pause;
         }
+    }
+
+    fn seen(&mut self, note: OwnerNote, lock: Option<String>) -> Act {
         if self.locks > LOCKS {
             return self.end(Outcome::Elsewhere(note));
         }
-        match self.wish {
-            Wish::Idle => {
-                self.stage = Stage::Lock(Some(note));
-                Act::Lock
+        let fits = match &lock {
+            Some(client) => *client == note.client && !note.is_alone(),
+            None => note.client.is_empty() || self.broke.as_ref() == Some(&note.client),
+        };
+        if fits {
+            self.unclear = 0;
+        }
+        self.last = LastLook { epoch: note.epoch, lock: lock.clone(), is_unclear: !fits };
+        match lock {
+            _ if !fits && self.unclear < LOOKS_AT_UNCLEAR => {
+                self.unclear += 1;
+                self.stage = Stage::Look;
+                Act::Pause
             }
-            Wish::Fresh | Wish::Return(..) | Wish::TakeOver => {
+            Some(client) if !fits => self.lock(LockedBy::Unknown(client)),
+            None => self.lock(LockedBy::Nobody),
+            Some(_) if self.wish == Wish::Idle => self.lock(LockedBy::Member(note)),
+            Some(_) => {
                 self.stage = Stage::Ask(note);
                 Act::Ask
             }
         }
+    }
+
+    fn lock(&mut self, by: LockedBy) -> Act {
+        self.stage = Stage::Lock(by);
+        Act::Lock
     }
 
     fn answered(&mut self, owner: OwnerNote, answer: Option<AskAnswer>) -> Act {
@@ -261,10 +306,7 @@ impl Claim {
                 self.stage = Stage::Fence(owner.client.clone());
                 Act::Fence(owner.client)
             }
-            None => {
-                self.stage = Stage::Lock(Some(owner));
-                Act::Lock
-            }
+            None => self.lock(LockedBy::Member(owner)),
         }
     }
 
@@ -273,10 +315,16 @@ impl Claim {
             return self.seen(now, lock);
         }
         self.pauses += 1;
+        // It has given the image back, and is about to close it. If it is dead, the cluster drops it
+        // within that time.
+        let is_closing = now.client.is_empty();
         if self.pauses > PAUSES_OF_HAND_OVER {
-            return self.end(Outcome::Late(owner));
+            return match is_closing {
+                true => self.seen(now, lock),
+                false => self.end(Outcome::Late(owner)),
+            };
         }
-        if self.pauses.is_multiple_of(PAUSES_PER_ASK) {
+        if self.pauses.is_multiple_of(PAUSES_PER_ASK) && !is_closing {
             self.stage = Stage::Ask(owner);
             return Act::Ask;
         }
@@ -285,14 +333,31 @@ impl Claim {
     }
 
     fn locked(&mut self, client: String, note: OwnerNote) -> Act {
-        let former = note.client.clone();
-        let has_former = !former.is_empty() && former != client;
-        self.stage = Stage::Map(client, note);
-        if has_former { Act::Fence(former) } else { Act::NewestMap }
+        // Librbd has fenced the owner of the lock that it took, for an hour.
+        let mut former = vec![note.client.clone()];
+        former.extend(self.last.lock.take().filter(|owner| *owner != note.client));
+        former.retain(|other| !other.is_empty() && *other != client);
+        if former.is_empty() {
+            self.stage = Stage::Map(client, note, former);
+            return Act::NewestMap;
+        }
+        self.fence_former(client, note, former)
+    }
+
+    fn fence_former(&mut self, client: String, note: OwnerNote, mut former: Vec<String>) -> Act {
+        let Some(next) = former.pop() else { return self.swap(client, &note) };
+        self.stage = Stage::Map(client, note, former);
+        Act::Fence(next)
     }
 
     fn swap(&mut self, client: String, former: &OwnerNote) -> Act {
-        let own = OwnerNote { client, epoch: former.epoch + 1, ..self.own.clone() };
+        let is_unclear = match former.epoch == self.last.epoch {
+            true => self.last.is_unclear,
+            // Another member was the owner meanwhile, and gave the image back, or did not.
+            false => !former.client.is_empty(),
+        };
+        let lineage = former.lineage + u64::from(is_unclear || former.is_alone());
+        let own = OwnerNote { client, epoch: former.epoch + 1, lineage, ..self.own.clone() };
         self.stage = Stage::Swap(own.clone());
         Act::Swap(former.epoch, own)
     }

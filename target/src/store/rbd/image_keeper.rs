@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rblk_config::ImageName;
 
-use super::claiming::{ClaimPlaces, Claimed, claim};
+use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
 use super::group_member::GroupMember;
@@ -28,7 +28,7 @@ use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
 use super::state_keeper::{Asking, ImageRecord, StateKeeper};
-use super::state_object::StateObject;
+use super::state_object::{OwnerNote, StateObject};
 
 /// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
 /// lock is dead.
@@ -186,7 +186,7 @@ struct Kept {
     _looker: Looker,
     _watch: Watch,
     // Gives the image back before the lock: a claim in between would fence this client.
-    _state: Option<StateKeeper>,
+    state: Option<StateKeeper>,
     image: OpenImage,
     _pool: Pool,
     cluster: Cluster,
@@ -223,7 +223,7 @@ impl Kept {
         })?;
         refuse_settings(&image, &fail)?;
         let id = read_id(&image, &fail)?;
-        let mut state = None;
+        let (mut state, mut lineage) = (None, 0);
         let (lock, proven_at) = match name.snap {
             Some(_) => (None, boot_ms()),
             None => {
@@ -232,12 +232,16 @@ impl Kept {
                 let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
                 require_lock_feature(&image, &fail)?;
                 let (owner, at) = match &options.group {
-                    None => take_lock((&image, &lock), options.lock_wait, &fail)?,
+                    None => {
+                        let taken = take_lock((&image, &lock), options.lock_wait, &fail)?;
+                        lineage = own_alone(&cluster, (name, &id), &taken.0, &fail)?;
+                        taken
+                    }
                     Some(member) => {
                         let group = (&cluster, &image, &lock);
-                        let (owner, at, keeper) = claim_it(group, (name, &id), member, &fail)?;
-                        state = Some(keeper);
-                        (owner, at)
+                        let (claimed, keeper) = claim_it(group, (name, &id), member, &fail)?;
+                        (state, lineage) = (Some(keeper), claimed.note.lineage);
+                        (claimed.owner, claimed.proven_at)
                     }
                 };
                 (Some((lock, owner)), at)
@@ -246,7 +250,7 @@ impl Kept {
         begin("read the image");
         let facts = read_facts(&image, (&fsid, &pool, &id), options, &fail)?;
         let own_address = lock.as_ref().map(|(_, owner)| owner.address.clone());
-        let facts = ImageFacts { own_address, ..facts };
+        let facts = ImageFacts { own_address, lineage, ..facts };
         let size = measure(&image).map_err(|errno| fail.at("measure it", errno))?;
         whole_blocks(name, size, options.block_size)?;
         let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
@@ -264,7 +268,7 @@ impl Kept {
         Ok(Self {
             _looker: looker,
             _watch: watch,
-            _state: state,
+            state,
             image,
             _pool: pool,
             cluster,
@@ -275,7 +279,7 @@ impl Kept {
     }
 
     /// Carries out orders until the image is to close.
-    fn run(self, orders: &Receiver<Order>) {
+    fn run(mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
             match order {
                 Order::Changed => self.measure(),
@@ -290,6 +294,10 @@ impl Kept {
                 Order::MayFence(reply) => drop(reply.send(self.may_fence())),
                 Order::Close => break,
             }
+        }
+        // After a pause of this machine the loss may not be known yet.
+        if let (true, Some(state)) = (self.shared.is_silent(), &mut self.state) {
+            state.lose();
         }
     }
 
@@ -401,7 +409,8 @@ fn read_facts(
     });
     let identity = identity_of(fsid, pool.id(), &name.namespace, id, snap.transpose()?);
     let (name, block_size) = (name.clone(), options.block_size);
-    Ok(ImageFacts { library, handle, name, block_size, identity, own_address: None })
+    let (own_address, lineage) = (None, 0);
+    Ok(ImageFacts { library, handle, name, block_size, identity, lineage, own_address })
 }
 
 fn measure(image: &OpenImage) -> Result<u64, Errno> {
@@ -440,21 +449,46 @@ fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), Ima
     }
 }
 
-/// Makes a member of a group the owner of an image. Returns its client, a moment at which that had
-/// the lock, and the keeper of the state beside the image.
+/// Notes that a target in no group owns an image that members of a group had. Returns the lineage of
+/// the image.
+fn own_alone(
+    cluster: &Cluster,
+    (name, id): (&ImageName, &str),
+    owner: &LockOwner,
+    fail: &Failing<'_>,
+) -> Result<u64, ImageError> {
+    const WHAT: &str = "note in the object beside it that no group has it (osd blocklist)";
+    let failed = |errno| fail.at(WHAT, errno);
+    let object = StateObject::of(cluster, name, id).map_err(failed)?;
+    let before = object.owner().map_err(failed)?;
+    let Some(note) = before.of_alone(&owner.address) else { return Ok(0) };
+    if !before.is_alone() && !before.client.is_empty() {
+        cluster.fence(&before.client, FENCE_SECONDS).map_err(failed)?;
+    }
+    match object.swap_owner(before.epoch, &note).map_err(failed)? {
+        true => Ok(note.lineage),
+        false => {
+            let (image, owner) = (name.to_string(), before.member);
+            Err(ImageError::Locked { image, owner })
+        }
+    }
+}
+
+/// Makes a member of a group the owner of an image. Also returns the keeper of the state beside the
+/// image.
 fn claim_it(
     (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
     (name, id): (&ImageName, &str),
     member: &GroupMember,
     fail: &Failing<'_>,
-) -> Result<(LockOwner, u64, StateKeeper), ImageError> {
+) -> Result<(Claimed, StateKeeper), ImageError> {
     const WHAT: &str = "claim it (osd blocklist, and an object beside the image)";
     let object = StateObject::of(cluster, name, id).map_err(|errno| fail.at(WHAT, errno))?;
     let places =
         ClaimPlaces { library: image.library, cluster, image: image.handle, lock, object: &object };
     let claimed = claim(&places, member).map_err(|errno| fail.at(WHAT, errno))?;
     let of_image = || name.to_string();
-    let Claimed { note, owner, proven_at } = claimed.map_err(|outcome| match outcome {
+    let claimed = claimed.map_err(|outcome| match outcome {
         Outcome::Foreign(owner) => ImageError::Locked { image: of_image(), owner },
         Outcome::Elsewhere(note) | Outcome::Late(note) | Outcome::Owned(note) => {
             ImageError::Elsewhere {
@@ -464,10 +498,11 @@ fn claim_it(
             }
         }
     })?;
-    tracing::info!(image = %name, member = note.member, epoch = note.epoch, "owns an image");
-    let keeper = StateKeeper::begin(object, note);
+    let OwnerNote { member, epoch, lineage, .. } = &claimed.note;
+    tracing::info!(image = %name, member, epoch, lineage, "owns an image");
+    let keeper = StateKeeper::begin(object, claimed.note.clone());
     let keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
-    Ok((owner, proven_at, keeper))
+    Ok((claimed, keeper))
 }
 
 /// Takes the exclusive lock. Returns this client as its owner, and a moment at which it had the

@@ -58,6 +58,8 @@ pub(super) struct ImageFacts {
     pub name: ImageName,
     pub block_size: u32,
     pub identity: String,
+    /// How often clients that share no record with this target may have written to it meanwhile.
+    pub lineage: u64,
     /// The address by which the cluster names this client as the owner of the lock; none: a
     /// snapshot, which has no lock.
     pub own_address: Option<String>,
@@ -259,9 +261,11 @@ impl Image {
         self.shared.facts.name.to_string()
     }
 
-    /// Distinguishes the image from every other one, also from a later one of its name.
+    /// Distinguishes the image from every other one, also from a later one of its name, and from
+    /// itself before others wrote to it.
     pub(crate) fn identity(&self) -> Option<StoreIdentity> {
-        StoreIdentity::parse(&self.shared.facts.identity)
+        let ImageFacts { identity, lineage, .. } = &self.shared.facts;
+        StoreIdentity::parse(&with_lineage(identity, *lineage))
     }
 
     /// The UUID of a volume on this image: the same at every target.
@@ -398,6 +402,13 @@ pub(super) fn identity_of(
 ) -> String {
     let snap = snap.map_or_else(String::new, |snap| format!("@{snap}"));
     format!("rbd:{fsid}/{pool}/{namespace}/{id}{snap}")
+}
+
+fn with_lineage(identity: &str, lineage: u64) -> String {
+    match lineage {
+        0 => identity.to_owned(),
+        _ => format!("{identity}~{lineage}"),
+    }
 }
 
 pub(super) fn uuid_of(identity: &str) -> [u8; 16] {

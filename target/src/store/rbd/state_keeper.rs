@@ -39,7 +39,8 @@ enum StateOrder {
     Listen(OnAsk),
     // The watch is broken.
     WatchAnew,
-    End,
+    // The flag: the image is lost, or may be.
+    End(bool),
 }
 
 /// See the module. The drop gives the image back, and waits for the thread.
@@ -47,6 +48,7 @@ enum StateOrder {
 pub(super) struct StateKeeper {
     orders: Sender<StateOrder>,
     thread: Option<JoinHandle<()>>,
+    is_lost: bool,
 }
 
 impl StateKeeper {
@@ -59,12 +61,21 @@ impl StateKeeper {
             let watch = Watch::begin(&object, to_self.clone());
             let (untold, on_ask) = (None, None);
             let mut keeping = Keeping { object: &object, note, untold, on_ask, watch, to_self };
-            keeping.run(&received);
+            let is_lost = keeping.run(&received);
             // No question comes any more.
             keeping.watch = None;
-            keeping.give_back();
+            // Another client than a member may have a lost image. The next owner finds the note of
+            // one that has not the lock any more, and lets no host resume.
+            if !is_lost {
+                keeping.give_back();
+            }
         });
-        Ok(Self { orders, thread: Some(spawned?) })
+        Ok(Self { orders, thread: Some(spawned?), is_lost: false })
+    }
+
+    /// The image is lost, or may be: it is not given back.
+    pub(super) fn lose(&mut self) {
+        self.is_lost = true;
     }
 
     /// The record of the volume there.
@@ -81,7 +92,7 @@ impl StateKeeper {
 impl Drop for StateKeeper {
     fn drop(&mut self) {
         // Errors mean that the thread has ended.
-        let _ = self.orders.send(StateOrder::End);
+        let _ = self.orders.send(StateOrder::End(self.is_lost));
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -114,7 +125,8 @@ struct Keeping<'o> {
 }
 
 impl Keeping<'_> {
-    fn run(&mut self, orders: &Receiver<StateOrder>) {
+    /// Returns whether the image is lost.
+    fn run(&mut self, orders: &Receiver<StateOrder>) -> bool {
         while let Ok(order) = orders.recv() {
             match order {
                 // An error means that nobody waits any more.
@@ -139,9 +151,10 @@ impl Keeping<'_> {
                     self.watch = None;
                     self.watch = Watch::begin(self.object, self.to_self.clone());
                 }
-                StateOrder::End => return,
+                StateOrder::End(is_lost) => return is_lost,
             }
         }
+        false
     }
 
     fn answer(&self, ticket: AskTicket, said: AskAnswer) {

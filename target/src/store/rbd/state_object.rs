@@ -40,6 +40,25 @@ pub(crate) struct OwnerNote {
     pub client: String,
     /// The number of the change of owner.
     pub epoch: u64,
+    /// How often another client than a member may have written to the image between two members.
+    #[serde(default)]
+    pub lineage: u64,
+}
+
+impl OwnerNote {
+    /// Whether the owner is a target that is in no group.
+    pub(super) fn is_alone(&self) -> bool {
+        self.epoch > 0 && self.member.is_empty()
+    }
+
+    /// The note of a target in no group that is the owner now, as this client. None: no member of a
+    /// group ever had the image, and nothing is noted.
+    pub(super) fn of_alone(&self, client: &str) -> Option<Self> {
+        let lineage = self.lineage + u64::from(!self.is_alone());
+        let (client, epoch) = (client.to_owned(), self.epoch + 1);
+        let note = Self { client, epoch, lineage, ..Self::default() };
+        (self.epoch > 0).then_some(note)
+    }
 }
 
 /// See the module. Dropped before its cluster.

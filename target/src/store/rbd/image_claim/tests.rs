@@ -1,5 +1,6 @@
 //! Claims by members that are paused, killed and late, over a small model of a cluster: its lock,
 //! its fenced clients, and objects that learn of a fence with the first request by a newer map.
+//! Clients that are no members take the lock of a dead owner, too.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +10,8 @@ use super::*;
 const OBJECTS: usize = 3;
 /// Time that a fence by librbd lasts, as it breaks a lock.
 const SHORT: u64 = 200;
+/// Time between two looks: several acts of another member.
+const PAUSE: u64 = 10;
 /// Time after which the cluster drops the watch of a client that it does not hear of.
 const WATCH: u64 = 60;
 
@@ -51,6 +54,22 @@ struct Member {
     map: u64,
     paused_until: u64,
     heard_at: u64,
+    // The epoch at its last look before it took the lock.
+    looked_at: u64,
+}
+
+/// The events beside an owner that is killed.
+#[derive(Clone, Copy)]
+struct Chaos {
+    pauses: bool,
+    // A member dies between two acts of a claim, and of a hand-over.
+    kills: bool,
+    foreigners: bool,
+}
+
+impl Chaos {
+    const ALL: Self = Self { pauses: true, kills: true, foreigners: true };
+    const NONE: Self = Self { pauses: false, kills: false, foreigners: false };
 }
 
 struct Write {
@@ -62,6 +81,9 @@ struct Write {
 
 struct World {
     mistake: Mistake,
+    chaos: Chaos,
+    // There was no chaos from the first moment.
+    is_calm: bool,
     random: u64,
     now: u64,
     map: u64,
@@ -76,10 +98,14 @@ struct World {
     clients: u64,
     owned: u64,
     stale: Option<String>,
+    // A client that is no member and has the lock.
+    foreigner: Option<String>,
+    // Such a client had the lock after an owner that did not give the image back.
+    was_foreign: bool,
 }
 
 impl World {
-    fn new(seed: u64, mistake: Mistake) -> Self {
+    fn new(seed: u64, mistake: Mistake, chaos: Chaos) -> Self {
         let member = |number: u64| Member {
             claim: Claim::new(OwnerNote::default(), Wish::Idle, true),
             next: None,
@@ -89,9 +115,12 @@ impl World {
             map: 0,
             paused_until: 0,
             heard_at: 0,
+            looked_at: 0,
         };
         Self {
             mistake,
+            chaos,
+            is_calm: !(chaos.kills || chaos.pauses || chaos.foreigners),
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             now: 0,
             map: 1,
@@ -104,6 +133,8 @@ impl World {
             clients: 0,
             owned: 0,
             stale: None,
+            foreigner: None,
+            was_foreign: false,
         }
     }
 
@@ -137,6 +168,9 @@ impl World {
     }
 
     fn is_alive(&self, client: &str) -> bool {
+        if self.foreigner.as_deref() == Some(client) {
+            return true;
+        }
         self.members.iter().any(|m| m.client == client && self.now < m.heard_at + WATCH)
     }
 
@@ -149,7 +183,12 @@ impl World {
     fn act(&mut self, at: usize, act: Act) -> Option<Event> {
         let own = self.members[at].client.clone();
         Some(match act {
-            Act::Look => Event::Seen(self.note.clone(), self.lock.clone()),
+            Act::Look => {
+                if self.lock.as_ref() != Some(&own) {
+                    self.members[at].looked_at = self.note.epoch;
+                }
+                Event::Seen(self.note.clone(), self.lock.clone())
+            }
             Act::Ask => Event::Answered(self.asked()),
             Act::Lock => {
                 let free = match self.lock.clone() {
@@ -193,7 +232,7 @@ impl World {
             Act::Swap(epoch, note) => {
                 let fits = self.note.epoch == epoch || self.is(Mistake::TwoClaims);
                 if fits && !self.refuses(&own, self.map) {
-                    self.note = note;
+                    self.swapped(at, note);
                 }
                 Event::Swapped(fits && self.note.client == own)
             }
@@ -201,12 +240,51 @@ impl World {
                 self.lock.take_if(|client| *client == own);
                 Event::Unlocked
             }
-            Act::Pause => Event::Paused,
+            Act::Pause => {
+                self.members[at].paused_until = self.now + PAUSE;
+                Event::Paused
+            }
             Act::End(outcome) => {
                 self.ended(at, outcome);
                 return None;
             }
         })
+    }
+
+    /// A member is the owner. Its note says whether hosts of before may resume.
+    fn swapped(&mut self, at: usize, note: OwnerNote) {
+        let rises = note.lineage > self.note.lineage;
+        if self.was_foreign && !rises && self.mistake == Mistake::None {
+            self.stale = Some(format!("hosts resume after a client that is no member: {note:?}"));
+        }
+        // Another owner came and died between its look and its lock.
+        let was_late = self.members[at].looked_at != self.note.epoch;
+        if self.is_calm && rises && !was_late {
+            self.stale = Some(format!("hosts are fenced for nothing: {note:?}"));
+        }
+        (self.note, self.was_foreign) = (note, false);
+    }
+
+    /// A client that is no member comes, goes, or dies with the lock.
+    fn foreign_step(&mut self) {
+        if let Some(client) = self.foreigner.take() {
+            if self.below(3) > 0 {
+                self.lock.take_if(|owner| *owner == client);
+            }
+            return;
+        }
+        if self.members.iter().any(|member| member.mode == Mode::Claims) {
+            return;
+        }
+        match self.lock.clone() {
+            Some(owner) if self.is_alive(&owner) => return,
+            Some(owner) => self.fence(usize::MAX, &owner, self.now + SHORT),
+            None => {}
+        }
+        self.clients += 1;
+        let client = format!("f.{}", self.clients);
+        (self.foreigner, self.lock) = (Some(client.clone()), Some(client));
+        self.was_foreign |= !self.note.client.is_empty();
     }
 
     fn asked(&mut self) -> Option<AskAnswer> {
@@ -253,8 +331,12 @@ impl World {
 
     fn step(&mut self, at: usize) {
         self.members[at].heard_at = self.now;
-        match self.members[at].mode {
+        let mode = self.members[at].mode;
+        match mode {
             Mode::Idle => self.begin(at),
+            Mode::Claims if self.chaos.kills && self.below(30) == 0 => {
+                self.members[at].mode = Mode::Idle;
+            }
             Mode::Claims => {
                 let Some(act) = self.members[at].next.take() else { return };
                 let event = self.act(at, act);
@@ -290,9 +372,18 @@ impl World {
         if self.writes.iter().any(|write| write.client == client) && !self.is(Mistake::CleanLie) {
             return;
         }
+        if self.lock.as_ref() != Some(&client) {
+            // It was paused, and nothing proves its lock: it gives nothing back.
+            self.members[at].mode = Mode::Lost;
+            return;
+        }
         if self.note.client == client {
             let epoch = self.note.epoch + 1;
             self.note = OwnerNote { client: String::new(), epoch, ..self.note.clone() };
+            if self.chaos.kills && self.below(4) == 0 {
+                self.members[at].mode = Mode::Idle;
+                return;
+            }
         }
         self.lock.take_if(|owner| *owner == client);
         self.members[at].mode = Mode::Idle;
@@ -323,14 +414,20 @@ impl World {
 
     /// Returns the number of owners, or the stale write.
     fn run(mut self) -> Result<u64, String> {
-        for _ in 0..3000 {
+        self.pass(3000)?;
+        Ok(self.owned)
+    }
+
+    fn pass(&mut self, time: u64) -> Result<(), String> {
+        for _ in 0..time {
             self.now += 1;
             match self.below(12) {
                 0..=2 => self.land(),
-                3 if self.below(8) == 0 => {
+                3 if self.chaos.pauses && self.below(8) == 0 => {
                     let (at, long) = (self.below(3) as usize, self.below(2) * 2 * SHORT);
                     self.members[at].paused_until = self.now + 20 + long;
                 }
+                4 if self.chaos.foreigners && self.below(8) == 0 => self.foreign_step(),
                 _ => {
                     let at = self.below(3) as usize;
                     if self.members[at].paused_until <= self.now {
@@ -338,22 +435,40 @@ impl World {
                     }
                 }
             }
-            if let Some(stale) = self.stale {
+            if let Some(stale) = self.stale.take() {
                 return Err(stale);
             }
         }
-        Ok(self.owned)
+        Ok(())
     }
 }
 
 #[test]
 fn no_former_owner_writes_after_a_new_one() {
-    let mut owners = 0;
-    for seed in 1..2000 {
-        let owned = World::new(seed, Mistake::None).run();
-        owners += owned.unwrap_or_else(|stale| panic!("seed {seed}: {stale}"));
+    for (chaos, some) in [(Chaos::ALL, 5_000), (Chaos::NONE, 10_000)] {
+        let mut owners = 0;
+        for seed in 1..2000 {
+            let owned = World::new(seed, Mistake::None, chaos).run();
+            owners += owned.unwrap_or_else(|stale| panic!("seed {seed}: {stale}"));
+        }
+        assert!(owners > some, "the members do claim: {owners}");
     }
-    assert!(owners > 20_000, "the members do claim: {owners}");
+}
+
+#[test]
+fn an_image_has_an_owner_again_whenever_a_member_died() {
+    for seed in 1..1000 {
+        let mut world = World::new(seed, Mistake::None, Chaos::ALL);
+        world.pass(200 + seed % 100).unwrap();
+        // The chaos ends. It may still be the reason why hosts are fenced.
+        world.chaos = Chaos::NONE;
+        world.is_calm = false;
+        world.foreigner = None;
+        world.members.iter_mut().for_each(|member| member.paused_until = 0);
+        let owned = world.owned;
+        world.pass(3000).unwrap();
+        assert!(world.owned > owned, "seed {seed}: lock {:?}, {:?}", world.lock, world.note);
+    }
 }
 
 #[test]
@@ -367,8 +482,8 @@ fn each_mistake_shows() {
         Mistake::CleanLie,
         Mistake::ReopensEarly,
     ] {
-        let found = (1..2000).find(|seed| World::new(*seed, mistake).run().is_err());
-        assert!(found.is_some(), "{mistake:?} is not found");
+        let fails = |seed: &u64| World::new(*seed, mistake, Chaos::ALL).run().is_err();
+        assert!((1..2000).any(|seed| fails(&seed)), "{mistake:?} is not found");
     }
 }
 
@@ -454,13 +569,15 @@ fn an_owner_that_hands_over_is_waited_for_and_not_fenced() {
 }
 
 #[test]
-fn a_client_that_is_no_member_keeps_its_lock() {
+fn a_client_that_is_no_member_keeps_its_lock_while_it_lives() {
     let mut claim = claim(Wish::TakeOver, true);
     let mut act = Act::Look;
     for _ in 0..100 {
         act = match act {
             Act::Look => claim.next(Event::Seen(note("x"), Some("a librbd client".to_owned()))),
             Act::Pause => claim.next(Event::Paused),
+            // Librbd finds it alive.
+            Act::Lock => claim.next(Event::Locked(None)),
             end => {
                 assert_eq!(end, Act::End(Outcome::Foreign("a librbd client".to_owned())));
                 return;
@@ -468,4 +585,83 @@ fn a_client_that_is_no_member_keeps_its_lock() {
         };
     }
     panic!("it looks for ever");
+}
+
+/// A member was killed between its lock and its note, or another client has the image's lock.
+#[test]
+fn the_lock_of_a_dead_client_that_is_not_noted_is_taken_and_no_host_may_resume() {
+    let mut claim = claim(Wish::Fresh, true);
+    let seen = || Event::Seen(note("x"), Some("z".to_owned()));
+    for _ in 0..LOOKS_AT_UNCLEAR {
+        assert_eq!(claim.next(seen()), Act::Pause);
+        assert_eq!(claim.next(Event::Paused), Act::Look);
+    }
+    assert_eq!(claim.next(seen()), Act::Lock);
+    assert_eq!(claim.next(Event::Locked(Some("y".to_owned()))), Act::Look);
+    // Both are fenced for ever: librbd has fenced one for an hour.
+    let locked = Event::Seen(note("x"), Some("y".to_owned()));
+    assert_eq!(claim.next(locked), Act::Fence("z".to_owned()));
+    assert_eq!(claim.next(Event::Fenced), Act::Fence("x".to_owned()));
+    let act = claim.next(Event::Fenced);
+    assert!(matches!(act, Act::Swap(7, OwnerNote { epoch: 8, lineage: 1, .. })), "{act:?}");
+}
+
+/// The owner has lost the image to another client, which is gone. The owner gave nothing back.
+#[test]
+fn no_host_may_resume_if_a_lock_went_without_its_note() {
+    let mut claim = claim(Wish::Return(HostId([1; 16]), Generation(3)), true);
+    let mut act = Act::Look;
+    let swapped = loop {
+        act = match act {
+            Act::Look => claim.next(Event::Seen(note("x"), None)),
+            Act::Pause => claim.next(Event::Paused),
+            Act::Lock => {
+                assert_eq!(claim.next(Event::Locked(Some("y".to_owned()))), Act::Look);
+                claim.next(Event::Seen(note("x"), Some("y".to_owned())))
+            }
+            Act::Fence(client) => {
+                assert_eq!(client, "x");
+                claim.next(Event::Fenced)
+            }
+            Act::Swap(7, note) => break note,
+            act => panic!("{act:?}"),
+        };
+    };
+    assert_eq!((swapped.lineage, swapped.epoch), (1, 8));
+}
+
+#[test]
+fn a_target_in_no_group_and_a_group_raise_the_lineage_when_one_follows_the_other() {
+    assert_eq!(OwnerNote::default().of_alone("s"), None, "no group ever had the image");
+    let of_group = OwnerNote { lineage: 4, ..note("x") };
+    let alone = of_group.of_alone("s").unwrap();
+    assert_eq!((alone.lineage, alone.epoch, alone.is_alone()), (5, 8, true));
+    let again = alone.of_alone("t").unwrap();
+    assert_eq!((again.lineage, again.epoch), (5, 9), "its own restart fences nobody");
+    // It lives, and is asked nothing: it does not watch. Dead, it is taken as an unknown client.
+    let mut claim = claim(Wish::TakeOver, true);
+    let seen = || Event::Seen(again.clone(), Some("t".to_owned()));
+    for _ in 0..LOOKS_AT_UNCLEAR {
+        assert_eq!(claim.next(seen()), Act::Pause);
+        claim.next(Event::Paused);
+    }
+    assert_eq!(claim.next(seen()), Act::Lock);
+    claim.next(Event::Locked(Some("y".to_owned())));
+    let locked = Event::Seen(again.clone(), Some("y".to_owned()));
+    assert_eq!(claim.next(locked), Act::Fence("t".to_owned()));
+    let act = claim.next(Event::Fenced);
+    assert!(matches!(act, Act::Swap(9, OwnerNote { epoch: 10, lineage: 6, .. })), "{act:?}");
+}
+
+#[test]
+fn an_owner_that_has_given_the_image_back_and_is_slow_to_close_it_is_not_fenced() {
+    let mut claim = claim(Wish::TakeOver, true);
+    let lock = || Some("x".to_owned());
+    assert_eq!(claim.next(Event::Seen(note("x"), lock())), Act::Ask);
+    assert_eq!(claim.next(Event::Answered(Some(AskAnswer::HandsOver))), Act::Pause);
+    let given_back = OwnerNote { epoch: 8, ..note("") };
+    for _ in 0..PAUSES_OF_HAND_OVER {
+        assert_eq!(claim.next(Event::Paused), Act::Look);
+        assert_eq!(claim.next(Event::Seen(given_back.clone(), lock())), Act::Pause);
+    }
 }
