@@ -69,7 +69,7 @@ impl Persister {
                 );
             }
         }
-        let mut holders = holders_of(&records, keeping);
+        let mut holders = holders_of(&records, keeping, &shared);
         compare_stores(&mut holders, &mut records, parts);
         let has_store = parts.volumes.iter().any(|v| matches!(v.placement, Placement::Store));
         if !keeping.is_kept && has_store {
@@ -235,7 +235,7 @@ fn share(places: &SharedPlaces, store: &OpenStore) {
 }
 
 /// The holders that earlier runs left.
-fn holders_of(records: &Records, keeping: Keeping) -> Holders {
+fn holders_of(records: &Records, keeping: Keeping, shared: &SharedPlaces) -> Holders {
     let mut holders = match keeping {
         Keeping { is_forgetful: true, .. } => Holders::forgetful(base_of_now()),
         // A record may have been moved away.
@@ -243,13 +243,18 @@ fn holders_of(records: &Records, keeping: Keeping) -> Holders {
         Keeping { .. } => Holders::durable([]),
     };
     for record in records.iter() {
-        holders.adopt(record.volume(), record.holder().cloned(), record.store().cloned());
+        let (volume, holder, store) =
+            (record.volume(), record.holder().cloned(), record.store().cloned());
+        match shared.has(&volume) {
+            true => holders.adopt_shared(volume, (holder, store), base_of_now()),
+            false => holders.adopt(volume, holder, store),
+        }
     }
     holders
 }
 
 /// Above all generations given before now, unless a million holders came every second.
-fn base_of_now() -> Generation {
+pub(super) fn base_of_now() -> Generation {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Generation(u64::try_from(since.as_micros()).unwrap_or(0))
 }

@@ -61,6 +61,8 @@ pub struct Holders {
     records: BTreeMap<VolumeUuid, HolderRecord>,
     // The generations of volumes without a record begin above this.
     base: Generation,
+    // The same of volumes of a group that had no holder there.
+    bases: BTreeMap<VolumeUuid, Generation>,
     forgetful: bool,
     // The last store of each volume.
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
@@ -93,6 +95,7 @@ impl Holders {
         Self {
             records: BTreeMap::new(),
             base,
+            bases: BTreeMap::new(),
             forgetful,
             stores: BTreeMap::new(),
             replaced: BTreeSet::new(),
@@ -143,12 +146,13 @@ impl Holders {
     /// Takes over the records of one volume that other targets may have written since this run
     /// served it. They count, and not those of this run. But a generation that a host has seen
     /// never falls: if the records know less than this run, no host that held the volume may
-    /// resume.
+    /// resume. If no host is known at all, a target in no group may have given generations:
+    /// those of the volume begin above `base`, as for [`Self::with_base`], and nobody is believed.
     pub(crate) fn adopt_shared(
         &mut self,
         volume: VolumeUuid,
-        holder: Option<HolderRecord>,
-        store: Option<StoreIdentity>,
+        (holder, store): (Option<HolderRecord>, Option<StoreIdentity>),
+        base: Generation,
     ) {
         let known = self.records.remove(&volume);
         self.forget(&volume);
@@ -160,7 +164,9 @@ impl Holders {
                 self.put(known);
                 self.replace(volume);
             }
-            (Some(_), None) | (None, None) => {}
+            (Some(_), None) | (None, None) => {
+                self.bases.insert(volume, base);
+            }
         }
     }
 
@@ -169,6 +175,7 @@ impl Holders {
         self.records.remove(volume);
         self.stores.remove(volume);
         self.replaced.remove(volume);
+        self.bases.remove(volume);
     }
 
     /// Serves a volume from that store, which may have no identity. If it is another store than
@@ -267,7 +274,10 @@ impl Holders {
                     && record.mode == claimant.mode
                     && (record.mode == AccessMode::Shared || record.host == claimant.host)
             }
-            None => self.forgetful && !generation.is_fresh() && generation.0 < ADOPTED_MAX,
+            None => {
+                let believes = self.forgetful && !self.bases.contains_key(volume);
+                believes && !generation.is_fresh() && generation.0 < ADOPTED_MAX
+            }
         }
     }
 
@@ -301,9 +311,10 @@ impl Holders {
         if self.record(volume).is_some_and(|record| record.is_shared_with(claimant)) {
             return Ok(None);
         }
+        let base = self.bases.get(volume).copied().unwrap_or(self.base);
         let last = match self.record(volume).filter(|_| !self.forgetful) {
             Some(record) => record.generation,
-            None => self.generation(volume).max(self.base),
+            None => self.generation(volume).max(base),
         };
         let generation = last.next().ok_or(NoGeneration)?;
         Ok(Some(record_of(*volume, claimant, generation)))
@@ -497,7 +508,7 @@ mod tests {
                             at.forget(&V);
                         }
                         owner = to;
-                        members[owner].adopt_shared(V, object.clone(), None);
+                        members[owner].adopt_shared(V, (object.clone(), None), Generation::FRESH);
                     }
                     2 => {
                         prop_assert_eq!(at.leave(&V), truth.leave(&V));
@@ -527,12 +538,23 @@ mod tests {
         let older = record_of(V, &b, Generation(3));
         for kept in [None, Some(older)] {
             let mut holders = Holders::durable([record_of(V, &a, Generation(5))]);
-            holders.adopt_shared(V, kept, None);
+            holders.adopt_shared(V, (kept, None), Generation(1000));
             assert_eq!((holders.generation(&V), holders.is_replaced(&V)), (Generation(6), true));
             for generation in 0..6 {
                 assert!(!holders.is_last(&V, &a, Generation(generation)));
                 assert!(!holders.is_last(&V, &b, Generation(generation)));
             }
+        }
+    }
+
+    /// A target in no group had the volume before, and the state directory of a member is gone.
+    #[test]
+    fn the_first_member_of_a_group_believes_no_host_and_begins_above_all_generations() {
+        let a = claimant(1, AccessMode::Shared);
+        for mut holders in [Holders::durable([]), Holders::forgetful(Generation(50))] {
+            holders.adopt_shared(V, (None, None), Generation(1000));
+            assert!((0..2000).all(|generation| !holders.is_last(&V, &a, Generation(generation))));
+            assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(1001));
         }
     }
 

@@ -174,14 +174,14 @@ impl Core {
     }
 
     /// As [`Self::adopt`], for a volume of a group: other members may have written the records since
-    /// this run served it.
+    /// this run served it. Generations of a volume that no host ever held there begin above `base`.
     pub fn adopt_shared(
         &mut self,
         volume: VolumeUuid,
-        holder: Option<HolderRecord>,
-        store: Option<StoreIdentity>,
+        known: (Option<HolderRecord>, Option<StoreIdentity>),
+        base: Generation,
     ) {
-        self.holdings.book_mut().adopt_shared(volume, holder, store);
+        self.holdings.book_mut().adopt_shared(volume, known, base);
     }
 
     /// The next action for the caller. After every other call, take all effects.

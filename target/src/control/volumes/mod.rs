@@ -21,7 +21,7 @@ use crate::control::connect::devices::Devices;
 use crate::control::core::{Core, VolumeChange};
 use crate::control::groups::Groups;
 use crate::control::observe::event_log::EventLog;
-use crate::control::persist::Persister;
+use crate::control::persist::{Persister, base_of_now};
 use crate::control::running_config::RunningConfig;
 use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{SettleTicket, StepTicket, ToGroup, VolumeStep};
@@ -553,7 +553,7 @@ impl Volumes {
                 persister.forget_loss(&volume.uuid);
                 let (holder, store) = (record.holder().cloned(), record.store().cloned());
                 match persister.is_shared(&volume.uuid) {
-                    true => core.adopt_shared(volume.uuid, holder, store),
+                    true => core.adopt_shared(volume.uuid, (holder, store), base_of_now()),
                     false => core.adopt(volume.uuid, holder, store),
                 }
                 if let Some(verifier) = record.verifier() {

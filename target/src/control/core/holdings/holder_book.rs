@@ -64,10 +64,10 @@ impl HolderBook {
     pub(in crate::control::core) fn adopt_shared(
         &mut self,
         volume: VolumeUuid,
-        holder: Option<HolderRecord>,
-        store: Option<StoreIdentity>,
+        known: (Option<HolderRecord>, Option<StoreIdentity>),
+        base: Generation,
     ) {
-        self.holders.adopt_shared(volume, holder, store);
+        self.holders.adopt_shared(volume, known, base);
     }
 
     /// Forgets a volume of a group that this member serves no longer: others write its record.

@@ -7,6 +7,7 @@ use super::super::VolumeChange;
 use super::*;
 
 const V: u16 = VOLUMES;
+const BASE: Generation = Generation(1000);
 
 fn of_image() -> Arc<Volume> {
     at_place(V)
@@ -85,7 +86,7 @@ fn an_open_claims_a_volume_that_another_member_has() {
         host_name: host_name(1),
         present: true,
     };
-    w.core.adopt_shared(of_image().uuid, Some(holder), None);
+    w.core.adopt_shared(of_image().uuid, (Some(holder), None), BASE);
     w.claimed();
     assert_eq!(w.answer(one, 2).unwrap().generation(), generation);
     assert_eq!(w.open(other, 2, exclusive(V)).unwrap().status, Status::InUse);
@@ -141,7 +142,7 @@ fn a_volume_that_comes_back_in_the_same_run_has_the_holder_that_it_had_elsewhere
         w.pass(Duration::from_secs(6));
         // The host with the newer generation is the holder.
         assert_eq!(w.open(two, 2, returning(V, at_b.generation)), None);
-        w.core.adopt_shared(of_image().uuid, Some(at_b.clone()), None);
+        w.core.adopt_shared(of_image().uuid, (Some(at_b.clone()), None), BASE);
         w.claimed_at(V + 1);
         assert_eq!(w.answer(two, 2).unwrap().generation(), at_b.generation, "{is_lost}");
         assert_eq!(w.open(one, 3, returning(V, first)).unwrap().status, Status::Fenced);
