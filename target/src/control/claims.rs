@@ -238,10 +238,8 @@ pub(super) enum EndedChange {
 /// Whether the owner hands a volume over to the member that asks.
 pub(super) fn answer_to(ask: &Ask, volume: VolumeIndex, core: &Core) -> AskAnswer {
     let Some(volume) = core.volume(volume) else { return AskAnswer::HandsOver };
-    let may = match core.holder(volume) {
-        _ if ask.take_over => true,
-        Some((holder, is_alone)) => is_alone && ask.is_of(holder.host, holder.generation),
-        None => false,
-    };
+    let is_holder = core.holders().record(&volume.uuid).is_some_and(|it| ask.is_of_holder(it));
+    let is_alone = || core.connected_hosts(volume.index).all(|host| ask.is_of(host));
+    let may = ask.take_over || (is_holder && is_alone());
     if may { AskAnswer::HandsOver } else { AskAnswer::Stays }
 }

@@ -270,9 +270,7 @@ impl Holders {
     ) -> bool {
         match self.record(volume) {
             Some(record) => {
-                record.generation == generation
-                    && record.mode == claimant.mode
-                    && (record.mode == AccessMode::Shared || record.host == claimant.host)
+                record.mode == claimant.mode && record.may_be(claimant.host, generation)
             }
             None => {
                 let believes = self.forgetful && !self.bases.contains_key(volume);
@@ -367,6 +365,13 @@ impl Holders {
 }
 
 impl HolderRecord {
+    /// Whether a host that comes back with this generation is the holder, or may be one of several:
+    /// the record names the first of them.
+    pub(crate) fn may_be(&self, host: HostId, generation: Generation) -> bool {
+        let is_host = self.mode == AccessMode::Shared || self.host == host;
+        is_host && self.generation == generation
+    }
+
     fn is_shared_with(&self, claimant: &Claimant) -> bool {
         (self.mode, claimant.mode) == (AccessMode::Shared, AccessMode::Shared)
     }

@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 
 use rblk_operate::target::events::Occurrence;
 use rblk_protocol::auth::PublicKey;
-use rblk_protocol::{Generation, InstanceId, Name, WriteVerifier};
+use rblk_protocol::{Generation, HostId, InstanceId, Name, WriteVerifier};
 
 use crate::control::peers::peer_lines::PeerLines;
 use crate::control::peers::session::{After, SessionTable};
@@ -388,12 +388,10 @@ impl Core {
         holdings.claim_ended(name, result, (sessions, out), *latest);
     }
 
-    /// The last holder of a volume, and whether only its host has connections to it.
-    #[must_use]
-    pub(crate) fn holder(&self, volume: &Volume) -> Option<(&HolderRecord, bool)> {
-        let record = self.holdings.book().holders().record(&volume.uuid)?;
-        let mut users = self.sessions.users_of(volume.index);
-        Some((record, users.all(|user| user.host == record.host || user.all_connections() == 0)))
+    /// The hosts that have a volume open, and connections.
+    pub(crate) fn connected_hosts(&self, volume: VolumeIndex) -> impl Iterator<Item = HostId> {
+        let users = self.sessions.users_of(volume);
+        users.filter(|user| user.all_connections() > 0).map(|user| user.host)
     }
 
     /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.

@@ -11,11 +11,12 @@ use nix::errno::Errno;
 use super::cluster::{Cluster, checked, text};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
-use super::image_claim::{Act, Claim, Event, Outcome};
+use super::image_claim::{Act, Claim, Event, Outcome, Wish};
 use super::library::{Handle, LOCK_EXCLUSIVE, Library};
 use super::open_image::boot_ms;
 use super::owner_question::{Ask, ask};
 use super::state_object::{OwnerNote, StateObject};
+use crate::record::parse_record;
 
 /// How long a former owner stays fenced: longer than any machine is suspended.
 pub(super) const FENCE_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
@@ -57,8 +58,9 @@ pub(super) fn claim(
                 seen = places.object.owner()?;
                 Event::Seen(seen.clone(), places.lock.owner()?.map(|owner| owner.address))
             }
+            Act::ReadHolder => Event::Holder(places.is_holder(wish)?),
             Act::Ask => {
-                let question = Ask::of(&member.name, wish);
+                let question = Ask::of(&member.name, claim.wish());
                 Event::Answered(ask(places.object, seen.epoch, &question)?)
             }
             Act::Lock => {
@@ -99,6 +101,14 @@ pub(super) fn claim(
 }
 
 impl ClaimPlaces<'_> {
+    /// Whether the host that comes back is the holder by the record, or one of several.
+    fn is_holder(&self, wish: Wish) -> Result<bool, Errno> {
+        let Wish::Return(host, generation) = wish else { return Ok(false) };
+        let record = self.object.record()?.and_then(|(text, _)| parse_record(&text).ok());
+        let holder = record.as_ref().and_then(|(record, _)| record.holder());
+        Ok(holder.is_some_and(|holder| holder.may_be(host, generation)))
+    }
+
     /// Takes the lock, if nobody who lives has it. Returns this client as its owner, and a moment
     /// at which it had the lock.
     fn take_lock(&self) -> Result<Option<(LockOwner, u64)>, Errno> {

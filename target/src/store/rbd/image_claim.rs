@@ -29,7 +29,8 @@
 //! - An image has a new owner only when the client in the note has given it back, or is fenced.
 //! - A lock is broken only if its owner is the one in the note, is fenced, and did not answer.
 //! - No state of lock and note lasts for ever when only living members claim.
-//! - Only for its holder that comes back, or for a host that takes over, is an owner disturbed.
+//! - Only for its holder that comes back, or for a host that takes over, is an owner disturbed. The
+//!   record beside the image says who is the holder, before the owner is asked.
 
 use rblk_protocol::{Generation, HostId};
 use serde::{Deserialize, Serialize};
@@ -52,7 +53,8 @@ pub enum Wish {
     Idle,
     /// A host asks for it that has not held it before.
     Fresh,
-    /// The host that holds it in this generation has come.
+    /// A host has come that names this generation. Unless it is the holder, or one of several, it
+    /// is as any other host.
     Return(HostId, Generation),
     /// A host takes it over.
     TakeOver,
@@ -82,6 +84,8 @@ pub(super) enum Event {
     Begin,
     /// The note, and the client that has the lock.
     Seen(OwnerNote, Option<String>),
+    /// Whether the host that comes back is the holder by the record, or one of several.
+    Holder(bool),
     /// The answer of the owner; none: it did not answer in time.
     Answered(Option<AskAnswer>),
     /// This client has the lock, under this name; none: another one has it.
@@ -105,6 +109,8 @@ pub(super) enum Event {
 pub(super) enum Act {
     /// Read the note and the owner of the lock.
     Look,
+    /// Read the record of the holder.
+    ReadHolder,
     /// Ask the owner for the image.
     Ask,
     /// Take the lock, if its owner is gone or dead.
@@ -141,6 +147,7 @@ pub(super) enum Outcome {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Stage {
     Look,
+    ReadHolder(OwnerNote),
     Ask(OwnerNote),
     // The owner hands over.
     HandsOver(OwnerNote),
@@ -189,6 +196,8 @@ pub(super) struct Claim {
     last: LastLook,
     // The owner whose lock this claim has broken.
     broke: Option<String>,
+    // The host that comes back is the holder.
+    is_holder: bool,
 }
 
 impl Claim {
@@ -196,7 +205,12 @@ impl Claim {
     pub(super) fn new(own: OwnerNote, wish: Wish, may_break: bool) -> Self {
         let (unclear, pauses, locks) = (0, 0, 0);
         let (stage, last, broke) = (Stage::Look, LastLook::default(), None);
-        Self { own, wish, may_break, stage, unclear, pauses, locks, last, broke }
+        Self { own, wish, may_break, stage, unclear, pauses, locks, last, broke, is_holder: false }
+    }
+
+    /// Why the member claims the image, as far as is known now.
+    pub(super) fn wish(&self) -> Wish {
+        self.wish
     }
 
     /// Takes an event, and says what to do next. An event that does not fit the last act begins
@@ -204,6 +218,13 @@ impl Claim {
     pub(super) fn next(&mut self, event: Event) -> Act {
         match (std::mem::replace(&mut self.stage, Stage::End), event) {
             (Stage::Look, Event::Seen(note, lock)) => self.seen(note, lock),
+            (Stage::ReadHolder(note), Event::Holder(is_holder)) => {
+                self.is_holder = is_holder;
+                if !is_holder {
+                    self.wish = Wish::Fresh;
+                }
+                self.ask(note)
+            }
             (Stage::Ask(note), Event::Answered(answer)) => self.answered(note, answer),
             (Stage::HandsOver(note), Event::Paused) => {
                 self.stage = Stage::HandsOver(note);
@@ -283,11 +304,17 @@ impl Claim {
             Some(client) if !fits => self.lock(LockedBy::Unknown(client)),
             None => self.lock(LockedBy::Nobody),
             Some(_) if self.wish == Wish::Idle => self.lock(LockedBy::Member(note)),
-            Some(_) => {
-                self.stage = Stage::Ask(note);
-                Act::Ask
+            Some(_) if matches!(self.wish, Wish::Return(..)) && !self.is_holder => {
+                self.stage = Stage::ReadHolder(note);
+                Act::ReadHolder
             }
+            Some(_) => self.ask(note),
         }
+    }
+
+    fn ask(&mut self, note: OwnerNote) -> Act {
+        self.stage = Stage::Ask(note);
+        Act::Ask
     }
 
     fn lock(&mut self, by: LockedBy) -> Act {
@@ -325,8 +352,7 @@ impl Claim {
             };
         }
         if self.pauses.is_multiple_of(PAUSES_PER_ASK) && !is_closing {
-            self.stage = Stage::Ask(owner);
-            return Act::Ask;
+            return self.ask(owner);
         }
         self.stage = Stage::HandsOver(owner);
         Act::Pause

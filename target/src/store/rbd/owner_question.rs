@@ -10,12 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use rblk_protocol::{Generation, HostId};
+use rblk_protocol::{AccessMode, HostId};
 use serde::{Deserialize, Serialize};
 
 use super::cluster::checked;
 use super::image_claim::{AskAnswer, Wish};
 use super::state_object::StateObject;
+use crate::record::holders::HolderRecord;
 
 /// How long the owner may take to answer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(4);
@@ -52,9 +53,15 @@ impl Ask {
         Self { member: member.to_owned(), holder, generation, take_over }
     }
 
-    /// Whether it is for this holder.
-    pub(crate) fn is_of(&self, host: HostId, generation: Generation) -> bool {
-        self.holder.as_ref() == Some(&host.to_string()) && self.generation == generation.0
+    /// Whether it is for this host.
+    pub(crate) fn is_of(&self, host: HostId) -> bool {
+        self.holder.as_ref() == Some(&host.to_string())
+    }
+
+    /// Whether it is for this holder, or for one of several.
+    pub(crate) fn is_of_holder(&self, holder: &HolderRecord) -> bool {
+        let is_host = holder.mode == AccessMode::Shared || self.is_of(holder.host);
+        self.holder.is_some() && is_host && self.generation == holder.generation.0
     }
 
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
@@ -189,6 +196,8 @@ fn c_len(len: usize) -> c_int {
 
 #[cfg(test)]
 mod tests {
+    use rblk_protocol::{Generation, Name};
+
     use super::*;
 
     fn reply(text: &str) -> Vec<u8> {
@@ -213,13 +222,29 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_of_one_holder_in_one_generation() {
-        let (host, generation) = (HostId([5; 16]), Generation(9));
+    fn a_question_is_of_a_holder_in_one_generation_or_of_one_of_several() {
+        let (host, other, generation) = (HostId([5; 16]), HostId([6; 16]), Generation(9));
         let ask = Ask::of("b", Wish::Return(host, generation));
         assert_eq!(Ask::parse(&serde_json::to_vec(&ask).unwrap()), Some(ask.clone()));
-        assert!(ask.is_of(host, generation));
-        assert!(!ask.is_of(host, Generation(8)) && !ask.is_of(HostId([6; 16]), generation));
-        assert!(!Ask::of("b", Wish::TakeOver).is_of(host, generation));
+        let exclusive = HolderRecord {
+            volume: [1; 16],
+            generation,
+            mode: AccessMode::Exclusive,
+            host,
+            host_name: Name::new("h").unwrap(),
+            present: true,
+        };
+        let shared = HolderRecord { mode: AccessMode::Shared, host: other, ..exclusive.clone() };
+        assert!(ask.is_of(host) && !ask.is_of(other));
+        assert!(ask.is_of_holder(&exclusive));
+        assert!(ask.is_of_holder(&shared), "the record names the first of them");
+        for record in [exclusive.clone(), shared] {
+            let later = HolderRecord { generation: Generation(10), ..record.clone() };
+            assert!(!ask.is_of_holder(&later));
+            assert!(!Ask::of("b", Wish::TakeOver).is_of_holder(&record));
+            assert!(!Ask::of("b", Wish::Fresh).is_of_holder(&record));
+        }
+        assert!(!ask.is_of_holder(&HolderRecord { host: other, ..exclusive }));
         assert_eq!(Ask::parse(b"{"), None);
     }
 }

@@ -4,10 +4,11 @@ use std::io;
 use std::sync::mpsc;
 use std::thread;
 
-use rblk_protocol::{Generation, HostId, Name, WriteVerifier};
+use rblk_protocol::{AccessMode, Generation, HostId, Name, WriteVerifier};
 
 use super::image::{Cluster, loss_of, open};
 use super::*;
+use crate::record::holders::HolderRecord;
 use crate::record::{AtRisk, BootId, KeepError, Keeper, KeeperContent, Revision, VolumeRecord};
 use crate::store::rbd::group_member::GroupMember;
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
@@ -101,9 +102,20 @@ fn object(image: &Image) -> String {
 fn with_ceph_an_owner_that_does_not_answer_is_fenced_for_ever() {
     let cluster = cluster();
     let a = open(member(&cluster, "a", Wish::Idle)).unwrap();
-    let first = a.record().unwrap().replace(&record(&a, 1), Revision::NONE).unwrap();
+    let (host, generation) = (HostId([5; 16]), Generation(9));
+    let mut held = record(&a, 1);
+    held.set_holder(Some(HolderRecord {
+        volume: a.uuid(),
+        generation,
+        mode: AccessMode::Exclusive,
+        host,
+        host_name: Name::new("h").unwrap(),
+        present: true,
+    }));
+    let first = a.record().unwrap().replace(&held, Revision::NONE).unwrap();
     // A host that has not held the volume disturbs nobody, whether or not the owner answers.
-    for wish in [Wish::Idle, Wish::Fresh] {
+    let stale = Wish::Return(host, Generation(8));
+    for wish in [Wish::Idle, Wish::Fresh, stale, Wish::Return(HostId([6; 16]), generation)] {
         let error = open(member(&cluster, "b", wish)).unwrap_err();
         let ImageError::Elsewhere { member, addresses, .. } = &error else { panic!("{error}") };
         assert_eq!((member.as_str(), &addresses[..]), ("a", &["tcp://a:7721".to_owned()][..]));
@@ -111,11 +123,10 @@ fn with_ceph_an_owner_that_does_not_answer_is_fenced_for_ever() {
     // Questions come, and nobody answers.
     let (asked, questions) = mpsc::channel();
     a.on_ask(move |_, ask| drop(asked.send(ask)));
-    let (host, generation) = (HostId([5; 16]), Generation(9));
     let b = open(member(&cluster, "b", Wish::Return(host, generation))).unwrap();
     let ask = questions.recv().unwrap();
-    assert!(ask.member == "b" && ask.is_of(host, generation), "{ask:?}");
-    assert_eq!(kept(&b), KeeperContent::Record(record(&a, 1), first));
+    assert!(ask.member == "b" && ask.is_of(host) && ask.generation == 9, "{ask:?}");
+    assert_eq!(kept(&b), KeeperContent::Record(held, first));
     assert!(loss_of(&a).contains("fenced"), "{}", loss_of(&a));
     let error = a.record().unwrap().replace(&record(&a, 2), first).unwrap_err();
     let KeepError::Io(error) = error else { panic!("{error}") };
@@ -166,4 +177,30 @@ fn with_ceph_an_owner_that_answers_hands_over_or_stays_and_is_not_fenced() {
     drop(alone);
     assert!(wait_until_closed(Duration::from_secs(30)));
     open(member(&cluster, "a", Wish::Idle)).unwrap();
+}
+
+/// An image goes from a group to a target in none, and back.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_an_image_has_another_identity_after_a_group_and_after_a_lone_target() {
+    let cluster = cluster();
+    let closed = |image: Image| {
+        let found = (image.identity().unwrap(), image.uuid());
+        drop(image);
+        assert!(wait_until_closed(Duration::from_secs(30)));
+        found
+    };
+    let alone = || closed(open(cluster.options(IMAGE)).unwrap());
+    let grouped = |name| closed(open(member(&cluster, name, Wish::Idle)).unwrap());
+    let first = alone();
+    assert_eq!((alone(), grouped("a")), (first.clone(), first.clone()));
+    assert_eq!(grouped("b"), first, "a hand-over fences nobody");
+    let second = alone();
+    assert_eq!(alone(), second);
+    let third = grouped("a");
+    assert_eq!(grouped("b"), third);
+    let identities = [&first, &second, &third].map(|(identity, _)| identity.to_string());
+    assert!(identities[1].ends_with("~1") && identities[2].ends_with("~2"), "{identities:?}");
+    assert!([second.1, third.1].iter().all(|uuid| *uuid == first.1), "one volume");
+    assert_eq!(cluster.run("ceph osd blocklist ls").trim(), "", "all closed in good order");
 }
