@@ -4,7 +4,7 @@
 //! asked hands over if nobody has the volume here any more but the host that has come to the other
 //! member, or if a host takes the volume over; then the volume goes by a change like others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -117,6 +117,18 @@ impl Claims {
         }
     }
 
+    /// A volume of the group is served here, by whichever order.
+    pub(super) fn begins(&mut self, name: Name, volume: VolumeIndex, store: &OpenStore) {
+        self.others.remove(&name);
+        self.listen_to(volume, store);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now. Returns
+    /// those that it had before.
+    pub(super) fn configure(&mut self, others: BTreeMap<Name, VolumeConfig>) -> BTreeSet<Name> {
+        std::mem::replace(&mut self.others, others).into_keys().collect()
+    }
+
     /// Another member has taken a volume by force.
     pub(super) fn loses(&mut self, name: Name, now: Instant) {
         self.lost.insert(name, now);
@@ -162,11 +174,12 @@ impl Claims {
         });
     }
 
-    /// An image is open: its volume is to be served.
-    pub(super) fn serve_soon(&mut self, name: Name, opened: Arc<OpenedVolume>) {
-        if let Some(config) = self.others.get(&name).cloned() {
-            self.due.push(DueChange::Serve(config, opened));
-        }
+    /// An image is open: its volume is to be served. False: it is not configured any more.
+    pub(super) fn serve_soon(&mut self, name: Name, opened: Arc<OpenedVolume>) -> bool {
+        let config = self.others.get(&name).cloned();
+        let is_configured = config.is_some();
+        self.due.extend(config.map(|config| DueChange::Serve(config, opened)));
+        is_configured
     }
 
     /// A volume is to be served by another member.

@@ -31,7 +31,7 @@ pub mod requests;
 mod running_config;
 pub(crate) mod volumes;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -89,6 +89,9 @@ use volumes::{ChangeOutcome, VolumeNews, Volumes};
 
 /// Why a volume of the group is not served any more.
 const HANDED_OVER: &str = "another member of this target serves it: it was handed over";
+
+const NOT_HAD: &str =
+    "it could not be opened at the reload: another member of this target may serve it";
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -160,6 +163,9 @@ pub(crate) enum ToControl {
     /// Hand a volume over to another member of the group. The reply comes when nothing of it is
     /// left here.
     HandOver(String, oneshot::Sender<Result<(), String>>),
+    /// The volumes of the configuration as it was read again, after all changes. The reply comes
+    /// when those of the group are known.
+    VolumesOfFiles(Vec<VolumeConfig>, oneshot::Sender<()>),
     /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
         /// Its name.
@@ -519,7 +525,8 @@ impl Control {
     }
 
     fn carry_out_one(&mut self, effect: Effect) {
-        let Self { core, groups, reception, volumes, running, persister, events, .. } = self;
+        let Self { core, groups, reception, volumes, running, persister, events, claims, .. } =
+            self;
         match effect {
             Effect::Reply { to, tag, status, value, payload } => {
                 let connection = to.connection;
@@ -550,7 +557,7 @@ impl Control {
                     core.persisted(ticket, result);
                 }
             }
-            Effect::Claim { name, wish } => self.claims.begin(name, wish),
+            Effect::Claim { name, wish } => claims.begin(name, wish),
             Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
             Effect::Step(step) => {
                 if step == VolumeStep::Abandon {
@@ -561,7 +568,12 @@ impl Control {
             Effect::GiveUpStep => volumes.give_up_step(),
             Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
             Effect::Altered(result) => {
-                volumes.changed(result, core, groups, (running, persister));
+                let begun = volumes.changed(result, core, groups, (running, persister));
+                if let Some((name, volume)) = begun
+                    && let Some(store) = volumes.backing(volume)
+                {
+                    claims.begins(name, volume, store);
+                }
                 // Before any other change.
                 volumes.end_lost(core, (running, persister));
             }
@@ -663,9 +675,38 @@ impl Control {
         }
     }
 
+    /// The volumes of the configuration were read again. Those of the group that this member does
+    /// not serve can be claimed, and no others.
+    fn configure_others(&mut self, volumes: Vec<VolumeConfig>) {
+        if !self.claims.is_member() {
+            return;
+        }
+        let is_other = |volume: &VolumeConfig| {
+            volume.image.is_some() && self.core.volume_named(&volume.name).is_none()
+        };
+        let others = volumes.into_iter().filter(is_other);
+        let others: BTreeMap<Name, VolumeConfig> =
+            others.filter_map(|volume| Some((Name::new(&volume.name).ok()?, volume))).collect();
+        let names: BTreeSet<Name> = others.keys().copied().collect();
+        self.core.configure_others(&names);
+        let before = self.claims.configure(others);
+        let is_gone = |name: &str| before.iter().any(|gone| gone.as_str() == name);
+        self.description.away.retain(|away| {
+            !is_gone(&away.name) || names.iter().any(|name| name.as_str() == away.name)
+        });
+        for name in names.difference(&before) {
+            self.is_away(name, NOT_HAD.to_owned());
+        }
+    }
+
     fn on_claim(&mut self, news: ClaimNews) {
         match news {
-            ClaimNews::Ended(name, Ok(opened)) => self.claims.serve_soon(name, opened),
+            ClaimNews::Ended(name, Ok(opened)) => {
+                if !self.claims.serve_soon(name, opened) {
+                    let why = "the volume is not configured any more".to_owned();
+                    self.claim_ended(name, Err(why));
+                }
+            }
             ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
             ClaimNews::Asked(volume, ticket, ask) => {
                 let answer = answer_to(&ask, volume, &self.core);
@@ -724,11 +765,6 @@ impl Control {
         match &result {
             Ok(()) => {
                 self.description.away.retain(|away| away.name != name.as_str());
-                if let Some(volume) = self.core.volume_named(name.as_str()).map(|v| v.index)
-                    && let Some(store) = self.volumes.backing(volume)
-                {
-                    self.claims.listen_to(volume, store);
-                }
             }
             Err(why) => {
                 tracing::info!(volume = %name, why, "cannot claim a volume");

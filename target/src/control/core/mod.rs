@@ -48,7 +48,7 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -173,8 +173,9 @@ impl Core {
         self.holdings.book_mut().adopt(volume, holder, store);
     }
 
-    /// As [`Self::adopt`], for a volume of a group: other members may have written the records since
-    /// this run served it. Generations of a volume that no host ever held there begin above `base`.
+    /// As [`Self::adopt`], for a volume of a group: other members may have written the records
+    /// since this run served it. Generations of a volume that no host ever held there begin
+    /// above `base`.
     pub fn adopt_shared(
         &mut self,
         volume: VolumeUuid,
@@ -379,6 +380,11 @@ impl Core {
     /// not told that it is gone. `given_away`: another member is about to claim it.
     pub fn leave_to_others(&mut self, name: Name, given_away: Option<Instant>) {
         self.holdings.leave_to_others(name, given_away);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now.
+    pub fn configure_others(&mut self, names: &BTreeSet<Name>) {
+        self.holdings.configure_others(names);
     }
 
     /// The claim of an [`Effect::Claim`] has ended: this member serves the volume now, or not, for

@@ -102,8 +102,10 @@ pub(crate) async fn everything(
         return Err(nothing(report.refused.join("; ") + &still));
     }
     let changes = Ordered::new(changes, &report.difference);
-    let hosts = (config.hosts, reading);
+    let (volumes, hosts) = (config.volumes, (config.hosts, reading));
     report.access.ended = carry_out(requests, changes, &running, hosts).await?;
+    // No answer means that the target is stopping.
+    let _ = asked(requests, |reply| ToControl::VolumesOfFiles(volumes, reply)).await;
     tracing::info!(
         volumes = report.difference.volumes.len(),
         hosts = ?report.difference.hosts,

@@ -15,6 +15,7 @@ use std::time::Instant;
 use rblk_config::{ByteSize, VolumeConfig};
 use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_operate::target::volume_notes::VolumeNotes;
+use rblk_protocol::Name;
 use tokio::sync::oneshot;
 
 use crate::control::connect::devices::Devices;
@@ -655,15 +656,15 @@ impl Volumes {
         self.ticket += 1;
     }
 
-    /// The change under way has ended.
+    /// The change under way has ended. Returns the volume that is served newly, if there is one.
     pub(super) fn changed(
         &mut self,
         result: Result<(), String>,
         core: &Core,
         groups: &mut Groups,
         (running, persister): (&mut RunningConfig, &mut Persister),
-    ) {
-        let Some(underway) = self.underway.take() else { return };
+    ) -> Option<(Name, VolumeIndex)> {
+        let underway = self.underway.take()?;
         let Underway { change, files, volume, config, before, reply, note, .. } = underway;
         let result = match (result, &note) {
             (Err(error), Some(note)) => Err(format!("{error}; {note}")),
@@ -702,10 +703,12 @@ impl Volumes {
         }
         let has_size = !change.is_removal() && !matches!(change, VolumeChange::WriteBack { .. });
         let bytes = if has_size { volume.size_bytes() } else { 0 };
+        let is_begun = result.is_ok() && change.is_addition();
         let outcome = result.map(|()| ChangedVolume { config, bytes, given_up: note });
         drop(files);
         // An error means that the client is gone.
         let _ = reply.send(outcome);
+        is_begun.then_some((volume.name, volume.index))
     }
 }
 

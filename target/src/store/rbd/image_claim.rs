@@ -342,7 +342,7 @@ impl Claim {
             return self.seen(now, lock);
         }
         self.pauses += 1;
-        // It has given the image back, and is about to close it. If it is dead, the cluster drops it
+        // It has given the image back, and is about to close it. The cluster drops a dead client
         // within that time.
         let is_closing = now.client.is_empty();
         if self.pauses > PAUSES_OF_HAND_OVER {

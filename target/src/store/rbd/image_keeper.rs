@@ -449,8 +449,8 @@ fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), Ima
     }
 }
 
-/// Notes that a target in no group owns an image that members of a group had. Returns the lineage of
-/// the image.
+/// Notes that a target in no group owns an image that members of a group had. Returns the lineage
+/// of the image.
 fn own_alone(
     cluster: &Cluster,
     (name, id): (&ImageName, &str),

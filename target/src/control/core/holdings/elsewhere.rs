@@ -5,7 +5,7 @@
 //! one. While the claim is made, the OPENs of the volume wait. After it they are decided like
 //! all others, or refused: their hosts go to another member, and come back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{CommandCapsule, Epoch, Name};
@@ -63,6 +63,20 @@ impl Elsewhere {
     pub(super) fn put(&mut self, name: Name, given_away: Option<Instant>) {
         let is_claimed = self.volumes.get(&name).is_some_and(|volume| volume.is_claimed);
         self.volumes.insert(name, OtherVolume { is_claimed, given_away });
+    }
+
+    /// This member serves the volume. OPENs that wait for a claim under way go on to wait.
+    pub(super) fn begin(&mut self, name: Name) {
+        self.volumes.remove(&name);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now.
+    pub(super) fn configure(&mut self, names: &BTreeSet<Name>) {
+        self.volumes.retain(|name, volume| names.contains(name) || volume.is_claimed);
+        for name in names {
+            let other = || OtherVolume { is_claimed: false, given_away: None };
+            self.volumes.entry(*name).or_insert_with(other);
+        }
     }
 
     /// Whether the volume is of the group, and not served by this member.

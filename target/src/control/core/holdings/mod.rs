@@ -37,6 +37,7 @@ mod open;
 mod open_settles;
 mod openings;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,6 +119,7 @@ impl Holdings {
 
     /// A volume is served newly. It may have an earlier holder that may come back until then.
     pub(super) fn begin(&mut self, volume: Arc<Volume>, until: Instant) {
+        self.elsewhere.begin(volume.name);
         self.book.keep([&*volume], until);
         self.exports.put(volume);
     }
@@ -145,6 +147,11 @@ impl Holdings {
     /// `given_away`: another member is about to claim it.
     pub(super) fn leave_to_others(&mut self, name: Name, given_away: Option<Instant>) {
         self.elsewhere.put(name, given_away);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now.
+    pub(super) fn configure_others(&mut self, names: &BTreeSet<Name>) {
+        self.elsewhere.configure(names);
     }
 
     /// Whether another member of the group may serve the volume.

@@ -1,6 +1,8 @@
 //! Volumes of a group: an OPEN claims one that this member does not serve, and one that is handed
 //! over takes its hosts with it.
 
+use std::collections::BTreeSet;
+
 use rblk_config::VolumeConfig;
 
 use super::super::VolumeChange;
@@ -152,4 +154,35 @@ fn a_volume_that_comes_back_in_the_same_run_has_the_holder_that_it_had_elsewhere
         let taken = w.answer(one, 4).unwrap().generation();
         assert_eq!(taken, Generation(at_b.generation.0 + 1));
     }
+}
+
+/// `volume add` serves a volume of the group, and `volume remove` ends it: it is not elsewhere.
+#[test]
+fn a_volume_that_is_added_is_elsewhere_no_longer() {
+    let mut w = member();
+    let link = w.session(1);
+    w.carry(&VolumeChange::Add(VolumeConfig::rbd(volume_name(V).as_str(), "rbd/v")));
+    let generation = w.open(link, 1, exclusive(V)).unwrap().generation();
+    assert!(w.claims.is_empty() && !w.core.holdings.is_elsewhere(volume_name(V)));
+    // Its host is told that it goes, and is fenced if its image is lost.
+    w.core.lose(VolumeIndex(V));
+    w.carry(&VolumeChange::Lose { name: volume_name(V).to_string(), which: VolumeIndex(V) });
+    assert!(w.durable[&of_image().uuid].generation > generation);
+}
+
+/// The configuration is read again.
+#[test]
+fn a_reload_tells_which_volumes_can_be_claimed() {
+    let mut w = World::new();
+    let link = w.session(1);
+    assert_eq!(w.open(link, 1, exclusive(V)).unwrap().status, Status::NoSuchVolume);
+    w.core.configure_others(&BTreeSet::from([volume_name(V)]));
+    assert_eq!(w.open(link, 2, exclusive(V)), None);
+    assert_eq!(w.claims.len(), 1);
+    // The claim under way ends, whatever the files say.
+    w.core.configure_others(&BTreeSet::new());
+    w.elsewhere();
+    assert_eq!(w.answer(link, 2).unwrap().status, Status::ShuttingDown);
+    w.core.configure_others(&BTreeSet::new());
+    assert_eq!(w.open(link, 3, exclusive(V)).unwrap().status, Status::NoSuchVolume);
 }
