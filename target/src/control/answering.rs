@@ -76,11 +76,7 @@ impl Control {
                 self.volumes.change((*change, files, alone), &mut self.core, parts, reply);
             }
             ToControl::HandOver(name, reply) => self.hand_over(&name, reply),
-            ToControl::VolumesOfFiles(volumes, reply) => {
-                self.configure_others(volumes);
-                // An error means that the client is gone.
-                let _ = reply.send(());
-            }
+            ToControl::VolumesOfFiles(volumes, reply) => self.configure_others(volumes, reply),
             ToControl::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(close_to_others(&name, which, close, &mut self.core));
             }

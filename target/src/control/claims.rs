@@ -30,6 +30,9 @@ const DAMPING: Duration = Duration::from_secs(30);
 /// A claim that has ended.
 type EndedClaim = (Name, Result<Arc<OpenedVolume>, String>);
 
+/// A question of another member for a volume.
+type Question = (VolumeIndex, AskTicket, Ask);
+
 /// News of the group.
 #[derive(Debug)]
 pub(super) enum ClaimNews {
@@ -42,7 +45,7 @@ pub(super) enum ClaimNews {
 /// A change that waits until no other one is under way.
 #[derive(Debug)]
 enum DueChange {
-    Serve(VolumeConfig, Arc<OpenedVolume>),
+    Serve(Box<VolumeConfig>, Arc<OpenedVolume>),
     Yield(Name),
 }
 
@@ -54,10 +57,7 @@ pub(super) struct Claims {
     // The volumes of the group that this member does not serve.
     others: BTreeMap<Name, VolumeConfig>,
     ended: (mpsc::UnboundedSender<EndedClaim>, mpsc::UnboundedReceiver<EndedClaim>),
-    asked: (
-        mpsc::UnboundedSender<(VolumeIndex, AskTicket, Ask)>,
-        mpsc::UnboundedReceiver<(VolumeIndex, AskTicket, Ask)>,
-    ),
+    asked: (mpsc::UnboundedSender<Question>, mpsc::UnboundedReceiver<Question>),
     due: Vec<DueChange>,
     under_way: Option<(DueChange, oneshot::Receiver<ChangeOutcome>)>,
     // The volumes that another member took by force, and when.
@@ -178,7 +178,7 @@ impl Claims {
     pub(super) fn serve_soon(&mut self, name: Name, opened: Arc<OpenedVolume>) -> bool {
         let config = self.others.get(&name).cloned();
         let is_configured = config.is_some();
-        self.due.extend(config.map(|config| DueChange::Serve(config, opened)));
+        self.due.extend(config.map(|config| DueChange::Serve(Box::new(config), opened)));
         is_configured
     }
 
@@ -205,9 +205,10 @@ impl Claims {
         }
         let due = self.due.remove(0);
         let (change, files) = match &due {
-            DueChange::Serve(config, opened) => {
-                (VolumeChange::Add(config.clone()), ChangeFiles::of_new(Arc::clone(opened)))
-            }
+            DueChange::Serve(config, opened) => (
+                VolumeChange::Add(VolumeConfig::clone(config)),
+                ChangeFiles::of_new(Arc::clone(opened)),
+            ),
             DueChange::Yield(name) => {
                 (VolumeChange::Yield { name: name.to_string() }, ChangeFiles::default())
             }

@@ -677,7 +677,9 @@ impl Control {
 
     /// The volumes of the configuration were read again. Those of the group that this member does
     /// not serve can be claimed, and no others.
-    fn configure_others(&mut self, volumes: Vec<VolumeConfig>) {
+    fn configure_others(&mut self, volumes: Vec<VolumeConfig>, known: oneshot::Sender<()>) {
+        // An error means that the client is gone.
+        let _ = known.send(());
         if !self.claims.is_member() {
             return;
         }

@@ -231,19 +231,10 @@ impl Kept {
                 let lock = HeaderLock::of(&cluster, name, &id);
                 let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
                 require_lock_feature(&image, &fail)?;
-                let (owner, at) = match &options.group {
-                    None => {
-                        let taken = take_lock((&image, &lock), options.lock_wait, &fail)?;
-                        lineage = own_alone(&cluster, (name, &id), &taken.0, &fail)?;
-                        taken
-                    }
-                    Some(member) => {
-                        let group = (&cluster, &image, &lock);
-                        let (claimed, keeper) = claim_it(group, (name, &id), member, &fail)?;
-                        (state, lineage) = (Some(keeper), claimed.note.lineage);
-                        (claimed.owner, claimed.proven_at)
-                    }
-                };
+                let places = (&cluster, &image, &lock);
+                let (claimed, keeper) = own(places, (name, &id), options, &fail)?;
+                (state, lineage) = (keeper, claimed.note.lineage);
+                let (owner, at) = (claimed.owner, claimed.proven_at);
                 (Some((lock, owner)), at)
             }
         };
@@ -447,6 +438,24 @@ fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), Ima
         0 => Err(ImageError::NoLockFeature { image: fail.name.to_string() }),
         _ => Ok(()),
     }
+}
+
+/// Makes this target the owner of an image, alone or as a member of a group, which keeps the state
+/// beside the image.
+fn own(
+    (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
+    (name, id): (&ImageName, &str),
+    options: &ImageOptions,
+    fail: &Failing<'_>,
+) -> Result<(Claimed, Option<StateKeeper>), ImageError> {
+    if let Some(member) = &options.group {
+        let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), member, fail)?;
+        return Ok((claimed, Some(keeper)));
+    }
+    let (owner, proven_at) = take_lock((image, lock), options.lock_wait, fail)?;
+    let lineage = own_alone(cluster, (name, id), &owner, fail)?;
+    let note = OwnerNote { lineage, ..OwnerNote::default() };
+    Ok((Claimed { note, owner, proven_at }, None))
 }
 
 /// Notes that a target in no group owns an image that members of a group had. Returns the lineage

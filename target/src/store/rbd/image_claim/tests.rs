@@ -360,7 +360,7 @@ impl World {
         }
         let (client, map) = (self.members[at].client.clone(), self.members[at].map);
         let has_lock = self.lock.as_ref() == Some(&client);
-        if self.below(3) == 0 && !(has_lock && !self.refuses(&client, self.map)) {
+        if self.below(3) == 0 && (!has_lock || self.refuses(&client, self.map)) {
             self.members[at].mode = Mode::Lost;
             return;
         }
