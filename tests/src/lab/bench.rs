@@ -8,7 +8,8 @@ use rblk_bench::result::Run;
 use rblk_bench::{JOURNALS, TAG, folder};
 
 use super::Lab;
-use super::process::{Finished, Running, signal};
+use super::kernel_feature::KernelFeature;
+use super::process::{Finished, Running, signal, start};
 use super::wait::{DEADLINE, until};
 
 /// Time to set everything up, to run two cells of a second each, and to take it down again.
@@ -70,8 +71,7 @@ impl<'l> Bench<'l> {
     /// Linux 6 ends by that (`Oops: int3`).
     #[must_use]
     pub fn may_probe(&self) -> bool {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
-        !release.is_ok_and(|release| release.starts_with("6."))
+        KernelFeature::COUNTED_CALLS.is_there()
     }
 
     /// Checks the device of the lab quickly, and returns the JSON output.
@@ -140,7 +140,9 @@ impl<'l> Bench<'l> {
         }
         let ublk = names(Path::new("/dev")).into_iter().filter(|name| name.starts_with("ublkc"));
         left.extend(ublk.map(|name| format!("/dev/{name}")));
-        left.extend(modules().difference(&self.modules).map(|name| format!("module {name}")));
+        let loaded = modules();
+        let more = loaded.difference(&self.modules).filter(|name| !is_algorithm(name));
+        left.extend(more.map(|name| format!("module {name}")));
         left.extend(children().into_iter().map(|pid| format!("process {pid}")));
         let trigger = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger";
         if std::fs::read_to_string(trigger).is_ok_and(|text| text.contains("rblk_bench")) {
@@ -166,6 +168,15 @@ impl Drop for Bench<'_> {
 fn modules() -> BTreeSet<String> {
     let place = Path::new("/sys/module");
     names(place).into_iter().filter(|name| place.join(name).join("initstate").exists()).collect()
+}
+
+/// Whether a module is an algorithm of the kernel's crypto API, or a library that only those use.
+/// The kernel loads them when something asks for an algorithm, and no run takes them away.
+fn is_algorithm(name: &str) -> bool {
+    let said = start(&["modinfo", "-F", "alias", name]).finish(DEADLINE);
+    let users = names(&Path::new("/sys/module").join(name).join("holders"));
+    said.stdout.lines().any(|alias| alias.starts_with("crypto-"))
+        || !users.is_empty() && users.iter().all(|user| is_algorithm(user))
 }
 
 /// Processes that a run has started.

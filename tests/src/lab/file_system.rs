@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::process::start;
-use super::wait::DEADLINE;
+use super::wait::{DEADLINE, until};
 
 /// A mounted file system. Dropped, it is detached.
 #[derive(Debug)]
@@ -31,6 +31,23 @@ impl FileSystem {
         if let Some(dir) = self.0.take() {
             let _ = start(&["umount", &dir.display().to_string()]).finish(2 * DEADLINE).ok();
         }
+    }
+
+    /// Unmounts it, once the kernel has closed the files of a process that ended: a worker of the
+    /// kernel takes the process's io_uring down, maybe after its end.
+    ///
+    /// # Panics
+    /// The file system stays busy, or `umount` fails.
+    pub fn umount_after_process(mut self) {
+        let Some(dir) = self.0.take() else { return };
+        until("the kernel to close the files of an ended process", DEADLINE, || {
+            let tried = start(&["umount", &dir.display().to_string()]).finish(2 * DEADLINE);
+            if tried.stderr.contains("busy") {
+                return None;
+            }
+            let _ = tried.ok();
+            Some(())
+        });
     }
 }
 

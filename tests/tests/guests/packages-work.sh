@@ -368,6 +368,7 @@ try_raid() {
     mkdir -m 700 /run/store2
     file /run/store2/target.toml "name = \"store2\"
 listen = [\"tcp://127.0.0.1:7731\"]
+auth = \"required\"
 key_file = \"/run/store2/key\"
 control_socket = \"/run/store2/sock\"
 state_dir = \"/run/store2\"
@@ -412,6 +413,7 @@ path = \"/srv/half2.img\""
 try_cache() {
     cache_1
     show lsblk -t /dev/rblk/client1/slow
+    test -e /sys/block/bcache0/bcache/cache || die "the cache has no disk"
     has_data /dev/bcache0 new
     passes_discards /dev/bcache0 /srv/slow.img
     cache_2
@@ -432,8 +434,10 @@ layered() {
     local disk
     . <(sed -e 's#/dev/rblk/store1/#/dev/rblk/client1/#g' -e 's#/dev/sdb#/dev/loop5#g' -e 's#/dev/sdc#/dev/loop6#g' \
         -e 's#/dev/nvme0n1p3#/dev/loop7#g' /usr/local/lib/layers)
-    truncate -s 128M /srv/disk5.img /srv/disk7.img
+    truncate -s 128M /srv/disk5.img
     truncate -s 6G /srv/disk6.img
+    # Less than 1024 buckets are too few for the kernel.
+    truncate -s 640M /srv/disk7.img
     for disk in 5 6 7; do must losetup --sector-size 4096 /dev/loop$disk /srv/disk$disk.img; done
     mkdir -p /layer
     must rblk-target host add client1 --key "$(rblk-initiator key show)" --volume '*:rw'

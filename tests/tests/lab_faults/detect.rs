@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use rblk_tests::lab::{
-    CpuWaits, DEADLINE, FarHost, MountFlags, Mounted, StallMeter, Target, Witness, run, until,
+    CpuWaits, DEADLINE, FarHost, KernelFeature, MountFlags, Mounted, StallMeter, Target, Witness,
+    run, until,
 };
 
 use super::{MIB, endless_fio, serve_file, wait_for_io};
@@ -61,6 +62,9 @@ fn cut(mounted: &Mounted<'_>, far: &FarHost, witness: &Witness) -> Cut {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn detect_is_kept() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("detect_is_kept", |lab| {
         let far = FarHost::new(lab);
         let target = Target::start(lab, &serve_file(lab, 512 * MIB).on(&far));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rblk_tests::lab::{DEADLINE, FarHost, Fio, Lab, Target, run, until};
+use rblk_tests::lab::{DEADLINE, FarHost, Fio, KernelFeature, Lab, Target, run, until};
 
 use super::{DETECT, MIB, PATIENCE, serve_file};
 
@@ -32,6 +32,9 @@ fn faults_below_fio(lab: &Lab, transport: &str) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fio_engine_sees_a_stall_rdma() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("fio_engine_sees_a_stall_rdma", |lab| faults_below_fio(lab, "rdma"));
 }
 

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rblk_tests::lab::{
-    DEADLINE, FarHost, FileSystem, KernelLog, Lab, Mounted, RunningFio, StallMeter, Target,
-    TargetFlags, Witness, run, until,
+    DEADLINE, FarHost, FileSystem, KernelFeature, KernelLog, Lab, Mounted, RunningFio, StallMeter,
+    Target, TargetFlags, Witness, run, until,
 };
 
 use super::writer::{Writer, check};
@@ -130,6 +130,9 @@ impl<'l> Life<'l> {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn link_cut() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("link_cut", |lab| {
         let far = FarHost::new(lab);
         let mut life = Life::new(lab, Some(&far), 1024 * MIB);
@@ -192,6 +195,9 @@ fn initiator_kill_recover() {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn ext4_sees_nothing() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("ext4_sees_nothing", |lab| {
         let far = FarHost::new(lab);
         let mut life = Life::new(lab, Some(&far), 128 * MIB);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rblk_tests::lab::{
-    Aligned, DEADLINE, FarHost, MountFlags, Mounted, Target, Usage, pattern, rdma_resources, run,
-    until, within,
+    Aligned, DEADLINE, FarHost, KernelFeature, MountFlags, Mounted, Target, Usage, pattern,
+    rdma_resources, run, until, within,
 };
 
 use super::{KIB, MIB, PATIENCE, serve_file};
@@ -90,6 +90,9 @@ fn mount_cycles_leak_nothing() {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn reconnects_leak_nothing() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("reconnects_leak_nothing", |lab| {
         let far = FarHost::with_cables(lab, 2);
         let target = Target::start(lab, &serve_file(lab, 64 * MIB).on(&far));

@@ -2,13 +2,24 @@
 
 use std::time::Duration;
 
-use rblk_tests::lab::{DEADLINE, FarHost, Mounted, StallMeter, Target, Witness, run, until};
+use rblk_operate::mount::mount_status::MountStatus;
+use rblk_tests::lab::{
+    DEADLINE, FarHost, KernelFeature, Mounted, StallMeter, Target, Witness, run, until,
+};
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
+
+/// The state of a mount that is connected by an address of that host.
+fn uses(mounted: &Mounted<'_>, host: &str) -> Option<MountStatus> {
+    mounted.look().filter(|status| status.state == "connected" && status.address.contains(host))
+}
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fail_over_and_back() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("fail_over_and_back", |lab| {
         let far = FarHost::with_cables(lab, 2);
         let _target = Target::start(lab, &serve_file(lab, 512 * MIB).on(&far));
@@ -19,9 +30,7 @@ fn fail_over_and_back() {
         let witness = Witness::start();
         let meter = StallMeter::start(mounted.device());
         let fio = endless_fio(&mounted).start();
-        let uses = |host: &str| {
-            mounted.look().filter(|s| s.state == "connected" && s.address.contains(host))
-        };
+        let uses = |host: &str| uses(&mounted, host);
         for round in 0..lab.times(2, 4) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 until("the first address, which is preferred, to be used", PATIENCE, || uses(&one));

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rblk_config::{CacheMode, OnLoss, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags, Witness, pattern,
-    run, until,
+    Aligned, DEADLINE, KernelFeature, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags,
+    Witness, pattern, run, until,
 };
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
@@ -35,9 +35,20 @@ fn crash_while_recovering() {
     });
 }
 
+/// A program that does not start changes nothing.
+fn no_program_is_no_upgrade(lab: &Lab, mounted: &Mounted<'_>) {
+    let pid = mounted.pid();
+    let said = lab.initiator(&["upgrade", "v0", "--program", "/bin/false"], DEADLINE);
+    assert_ne!(said.code(), 0, "{said}");
+    assert_eq!(mounted.status().pid, pid, "{said}");
+}
+
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn upgrade_under_fio() {
+    if KernelFeature::SAFE_HAND_OVER.is_missing() {
+        return;
+    }
     run("upgrade_under_fio", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
         let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
@@ -77,11 +88,7 @@ fn upgrade_under_fio() {
                 Ok(())
             });
         }
-        // A program that does not start changes nothing.
-        let pid = mounted.pid();
-        let said = lab.initiator(&["upgrade", "v0", "--program", "/bin/false"], DEADLINE);
-        assert_ne!(said.code(), 0, "{said}");
-        assert_eq!(mounted.status().pid, pid, "{said}");
+        no_program_is_no_upgrade(lab, &mounted);
         wait_for_io(&mounted, &meter);
         let _ = fio.stop(DEADLINE).ok();
         assert_eq!(mounted.node(), node);

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use rblk_tests::lab::{DEADLINE, Fio, Lab, Mounted, StallMeter, Target, run};
+use rblk_tests::lab::{DEADLINE, Fio, KernelFeature, Lab, Mounted, StallMeter, Target, run};
 
 use super::{KIB, MIB, flags, serve_file, sh, wait_for_io};
 
@@ -69,6 +69,9 @@ fn moved(mounted: &Mounted<'_>, run: impl FnOnce()) -> (u64, u64) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn shared_memory_is_not_copied() {
+    if KernelFeature::SHARED_MEMORY.is_missing() {
+        return;
+    }
     run("shared_memory_is_not_copied", |lab| {
         let memory = Memory::new(lab);
         let file = memory.file();

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rblk_config::{CacheMode, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, FarHost, Lab, LoopDisk, Mapped, MountFlags, Mounted, Target, TargetFlags,
-    pattern, run, until,
+    Aligned, DEADLINE, FarHost, KernelFeature, Lab, LoopDisk, Mapped, MountFlags, Mounted, Target,
+    TargetFlags, pattern, run, until,
 };
 
 use super::MIB;
@@ -131,6 +131,9 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn stale_write_20() {
+    if KernelFeature::FAR_HOST.is_missing() {
+        return;
+    }
     run("stale_write_20", |lab| {
         let rounds = lab.times(2, 4);
         for cache in [CacheMode::None, CacheMode::WriteThrough] {

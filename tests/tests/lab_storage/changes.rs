@@ -4,7 +4,9 @@
 
 use std::path::PathBuf;
 
-use rblk_tests::lab::{FileSystem, Finished, Fio, Running, RunningFio, pattern, run};
+use rblk_tests::lab::{
+    FileSystem, Finished, Fio, KernelFeature, Running, RunningFio, pattern, run,
+};
 use serde_json::Value;
 
 use super::*;
@@ -118,6 +120,9 @@ fn add_volume(lab: &Lab) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn everything_changes_under_one_file_system() {
+    if KernelFeature::RESIZE_IN_USE.is_missing() {
+        return;
+    }
     run("everything_changes", |lab| {
         let empty = TargetConfig {
             volumes: Vec::new(),

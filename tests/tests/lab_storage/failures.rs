@@ -151,7 +151,7 @@ fn full_disk(lab: &Lab, cache: CacheMode) {
     drop(file);
     mounted.umount();
     drop(target);
-    fs.umount();
+    fs.umount_after_process();
 }
 
 #[test]

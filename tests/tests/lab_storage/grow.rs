@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use rblk_operate::target::flags::CONTROL_SOCKET;
-use rblk_tests::lab::{FileSystem, Fio, Running, pattern, run};
+use rblk_tests::lab::{FileSystem, Fio, KernelFeature, Running, pattern, run};
 
 use super::*;
 
@@ -55,6 +55,9 @@ fn free(dir: &Path) -> u64 {
 #[test]
 #[ignore = "needs root, ublk and an RDMA device"]
 fn a_mounted_file_system_grows_twice_with_its_volume() {
+    if KernelFeature::RESIZE_IN_USE.is_missing() {
+        return;
+    }
     run("grow_twice", |lab| {
         let image: PathBuf = lab.image("volume", SIZES[0]);
         let config = config(&image, CacheMode::WriteBack, 16 * MIB);

@@ -176,7 +176,7 @@ impl TestArgs {
 
     /// A filter that no name contains is a mistake, not a success.
     fn nothing_ran(&self, results: &Results) -> Option<String> {
-        let nothing = !self.filters.is_empty() && results.passed + results.failed == 0;
+        let nothing = !self.filters.is_empty() && results.passed() + results.failed == 0;
         nothing.then(|| format!("no test ran: no name contains {}", self.filters.join(" or ")))
     }
 }

@@ -9,17 +9,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 const OF_OTHERS: &str = "run by other tests";
 /// Longest line that is read. A line that never ends must not fill the memory.
 const LINE_MAX: usize = 4096;
+/// Begins the line of a test that could not run where it was started, though libtest calls it
+/// passed. The test's name and the reason follow.
+const SKIPPED: &str = "skipped here: ";
 
 /// The results of any number of test programs.
 ///
 /// Tests are known by their names; names of different programs are not told apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Results {
-    /// Tests that passed.
-    pub(crate) passed: u64,
+    // What the sums call passed: the skipped tests, too.
+    ended_well: u64,
     /// Tests that failed, and steps that failed without a test to blame.
     pub(crate) failed: u64,
     ignored: BTreeMap<String, String>,
+    skipped: Vec<(String, String)>,
     ran: BTreeSet<String>,
 }
 
@@ -27,7 +31,12 @@ impl Results {
     /// So many tests that passed and failed.
     #[cfg(test)]
     pub(crate) fn new(passed: u64, failed: u64) -> Self {
-        Self { passed, failed, ..Self::default() }
+        Self { ended_well: passed, failed, ..Self::default() }
+    }
+
+    /// Tests that passed. A skipped one has not.
+    pub(crate) fn passed(&self) -> u64 {
+        self.ended_well.saturating_sub(u64::try_from(self.skipped.len()).unwrap_or(u64::MAX))
     }
 
     /// A test ran whose own line may not be readable.
@@ -35,18 +44,22 @@ impl Results {
         self.ran.insert(name.to_owned());
     }
 
-    /// The tests that were ignored and ran in no other step, each with its reason.
+    /// The tests that were ignored and ran in no other step, and those that could not run where
+    /// they were started, each with its reason.
     pub(crate) fn left_out(&self) -> impl Iterator<Item = (&str, &str)> {
         self.ignored
             .iter()
             .filter(|(name, reason)| !self.ran.contains(*name) && *reason != OF_OTHERS)
+            .chain(self.skipped.iter().map(|(name, reason)| (name, reason)))
             .map(|(name, reason)| (name.as_str(), reason.as_str()))
     }
 
     fn read(&mut self, line: &str) {
         if let Some((passed, failed)) = sums(line) {
-            self.passed += passed;
+            self.ended_well += passed;
             self.failed += failed;
+        } else if let Some((name, reason)) = skipped(line) {
+            self.skipped.push((name.to_owned(), reason.to_owned()));
         } else if let Some((name, outcome)) = one_test(line) {
             match outcome.strip_prefix("ignored") {
                 Some(reason) => {
@@ -69,6 +82,11 @@ fn sums(line: &str) -> Option<(u64, u64)> {
         found.and_then(|text| text.trim().parse().ok())
     };
     Some((number("passed")?, number("failed")?))
+}
+
+/// The name of a test that could not run here, and the reason.
+fn skipped(line: &str) -> Option<(&str, &str)> {
+    line.trim_end().strip_prefix(SKIPPED)?.split_once(": ")
 }
 
 /// The name of a test and how it ended, of its own line.
@@ -146,7 +164,7 @@ dots...test result: FAILED. 2 passed; 5 failed; 0 ignored; 0 measured; 0 filtere
 ";
         for cut in 1..text.len() {
             let mut results = read(text, cut);
-            assert_eq!((results.passed, results.failed), (14, 5), "{cut}");
+            assert_eq!((results.passed(), results.failed), (14, 5), "{cut}");
             assert_eq!(
                 results.left_out().collect::<Vec<_>>(),
                 [("c", ""), ("far::b", "needs the lab")],
@@ -155,6 +173,23 @@ dots...test result: FAILED. 2 passed; 5 failed; 0 ignored; 0 measured; 0 filtere
             results.note_run("far::b");
             assert_eq!(results.left_out().count(), 1);
         }
+    }
+
+    #[test]
+    fn a_test_that_could_not_run_is_not_passed() {
+        let text = "\
+test grow::a ... 
+skipped here: grow::a: it resizes a disk in use, which came with Linux 6.16
+ok
+test grow::b ... ok
+test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out
+test c ... ok
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out
+";
+        let results = read(text, 7);
+        assert_eq!((results.passed(), results.failed), (2, 0));
+        let reason = "it resizes a disk in use, which came with Linux 6.16";
+        assert_eq!(results.left_out().collect::<Vec<_>>(), [("grow::a", reason)]);
     }
 
     #[test]

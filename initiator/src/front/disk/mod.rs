@@ -75,7 +75,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
                 let mut thread = QueueThread::new(parts, receiver, engine_stats)?;
                 // An error means that control no longer waits, and drops the mailbox.
                 let _ = ready.send(Ok(()));
-                data_thread::run(&mut thread, spin)
+                data_thread::run(&mut thread, spin).map(|()| thread.end())
             }));
             let error = match result {
                 Ok(Ok(())) => None,

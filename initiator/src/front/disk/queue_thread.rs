@@ -81,6 +81,16 @@ impl QueueThread {
         Ok(Self { ublk, driver, gathering, block_size, stopping, shares_memory: shared > 0 })
     }
 
+    /// Ends the work of a thread that has run. The thread may end afterwards.
+    pub(super) fn end(self) {
+        let Self { ublk, driver, .. } = self;
+        if driver.is_leaving()
+            && let Err(error) = ublk.leave()
+        {
+            tracing::warn!(%error, "the kernel may have lost a request: maybe no program can serve the disk until this host restarts");
+        }
+    }
+
     /// Takes the events of the ring.
     fn take_events(&mut self, now: Instant) -> Found {
         let mut found = Found::Nothing;

@@ -11,6 +11,7 @@ use rblk_fabric::Region;
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::disk_params::{DeviceSpec, DiskParams};
 use super::error::{Result, UblkError};
+use super::feature::Features;
 
 /// Time for device nodes to appear.
 const NODE_DEADLINE: Duration = Duration::from_secs(10);
@@ -41,6 +42,8 @@ pub struct QueueConfig {
     pub(super) queue_id: u16,
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
+    // The device, if a queue that leaves has to wait until the driver knows.
+    pub(super) leave_awaits: Option<u32>,
 }
 
 impl QueueConfig {
@@ -216,11 +219,14 @@ impl Device {
     #[must_use]
     pub fn queue_config(&self, queue_id: u16) -> Option<QueueConfig> {
         let node = Arc::clone(self.node.as_ref()?);
+        // The release with this feature sees the end of a server when the char node is closed.
+        let sees_end = self.control.features().contains(Features::QUIESCE);
         (queue_id < self.info.queues).then_some(QueueConfig {
             node,
             queue_id,
             depth: self.info.depth,
             max_io_bytes: self.info.max_io_bytes,
+            leave_awaits: (!sees_end).then_some(self.info.id),
         })
     }
 

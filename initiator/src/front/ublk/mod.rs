@@ -35,7 +35,7 @@
 //! | 6.4 | USER_RECOVERY, REISSUE | the disk outlives a crash |
 //! | 6.9 | DEL_DEV_ASYNC | a deletion that does not block; else the blocking one, cut short |
 //! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
-//! | 6.16 | death is seen when the char node is closed | before: maybe by a timer of 30 s |
+//! | 6.16 | death is seen when the char node is closed | before: maybe late, or never; see Ending |
 //! | 6.16 | UPDATE_SIZE | a volume that grows; before: a new mount |
 //! | 7.0 | partitions are read after the start | before: the start waits for reads |
 //! | 7.0 | BATCH_IO | not used: see below |
@@ -71,6 +71,9 @@
 //!   in the kernel waits for one. [`Device::stop`] on a live disk waits for the requests in flight;
 //!   a process killed in the middle of that with a request unanswered can hang, and its device with
 //!   it.
+//! - Before 6.16 a server that is killed may leave a disk that no other can take over: a request
+//!   that comes while a thread ends may be handed to that thread. [`UblkQueue::leave`] makes that
+//!   rare for a server that hands its disk over.
 //! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.

@@ -11,7 +11,7 @@ mod masks;
 
 use std::time::{Duration, Instant};
 
-use rblk_tests::lab::{Lab, run};
+use rblk_tests::lab::{KernelFeature, Lab, run};
 
 use document::{Item, Session};
 use hosts::Hosts;
@@ -133,6 +133,9 @@ fn type_all(lab: &Lab, session: &mut Session) -> Vec<String> {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn the_session_of_the_documents() {
+    if KernelFeature::RESIZE_IN_USE.is_missing() {
+        return;
+    }
     run("the_session_of_the_documents", |lab| {
         let mut session = Session::read();
         let faults = type_all(lab, &mut session);

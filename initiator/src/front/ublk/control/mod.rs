@@ -343,6 +343,24 @@ impl Control {
         }
     }
 
+    /// Waits until the driver knows that nobody serves a live disk.
+    ///
+    /// # Errors
+    /// [`UblkError::StillServed`] at the deadline; the driver does not answer.
+    pub(crate) fn wait_without_server(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let info = self.info(id)?;
+            if info.state != DeviceState::Live {
+                return Ok(());
+            }
+            if begin.elapsed() >= deadline {
+                return Err(UblkError::StillServed { id, pid: info.server_pid });
+            }
+            std::thread::sleep(POLL_STEP);
+        }
+    }
+
     /// Hands the disk to this process. Waits as [`start`](Self::start) does.
     ///
     /// # Errors

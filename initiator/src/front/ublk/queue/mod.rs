@@ -34,6 +34,7 @@ use rblk_protocol::width::wide;
 
 use super::abi;
 use super::buffers::Buffers;
+use super::control::Control;
 use super::device::{CharNode, QueueConfig};
 use super::error::{Result, UblkError};
 use super::request::BlockRequest;
@@ -50,6 +51,10 @@ const NODE: types::Fixed = types::Fixed(0);
 const KIND_WATCH: u64 = 1 << 62;
 const KIND_UNWATCH: u64 = 1 << 63;
 const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
+
+/// Time for the kernel to take the requests back from a server that left. The other queues of the
+/// device may leave later.
+const LEFT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// The sleep of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,6 +126,7 @@ pub struct UblkQueue {
     watches: DescriptorPolls,
     queue_id: u16,
     max_io_bytes: u32,
+    leave_awaits: Option<u32>,
     stopping: bool,
     counts: RequestCounts,
     _node: Arc<CharNode>,
@@ -155,7 +161,7 @@ impl UblkQueue {
     /// # Errors
     /// The buffers do not fit the queue, io_uring is refused, or the char node cannot be mapped.
     pub fn new(config: &QueueConfig, buffers: Buffers) -> Result<Self> {
-        let QueueConfig { node, queue_id, depth, max_io_bytes } = config;
+        let QueueConfig { node, queue_id, depth, max_io_bytes, leave_awaits } = config;
         if buffers.count() < *depth || buffers.stride() < wide(*max_io_bytes) {
             return Err(UblkError::Invalid {
                 name: "buffers",
@@ -172,6 +178,7 @@ impl UblkQueue {
             watches: DescriptorPolls::new(),
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
+            leave_awaits: *leave_awaits,
             stopping: false,
             counts: RequestCounts::default(),
             _node: Arc::clone(node),
@@ -211,6 +218,27 @@ impl UblkQueue {
     #[must_use]
     pub fn is_down(&mut self) -> bool {
         self.stopping && self.tags.with_caller() == 0 && self.ring.is_submitted()
+    }
+
+    /// Leaves the held requests to the next server of the device. The calling thread may end
+    /// afterwards, not before.
+    ///
+    /// Drivers before 6.16 hand a request to its thread even while that thread ends: the kernel
+    /// cancels the fetches of an ending thread before it marks the thread (`do_exit` in
+    /// kernel/exit.c, `ublk_abort_requests` and `__ublk_rq_task_work` in
+    /// drivers/block/ublk_drv.c). Nobody answers such a request, and the device is stuck until the
+    /// machine restarts (seen on 6.12). A ring that is closed while its thread lives is taken down
+    /// by a worker of the kernel, which gives back the requests on their way. A request that comes
+    /// between two steps of that worker (`io_move_task_work_from_local` and the first cancel, in
+    /// `io_ring_exit_work`) is still lost: the worker cannot run the work of this thread, and tries
+    /// without end.
+    ///
+    /// # Errors
+    /// The kernel did not take the requests back in time. All queues of the device must leave.
+    pub(crate) fn leave(self) -> Result<()> {
+        let Some(id) = self.leave_awaits else { return Ok(()) };
+        drop(self);
+        Control::open()?.wait_without_server(id, LEFT_DEADLINE)
     }
 
     /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the

@@ -1,0 +1,55 @@
+//! [`KernelFeature`]: what some kernels of the lab lack.
+
+use rblk_operate::doctor::KernelVersion;
+
+/// Something that a test needs, and the first kernel that has it.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelFeature {
+    name: &'static str,
+    since: KernelVersion,
+}
+
+impl KernelFeature {
+    /// A disk that is in use gets another size (`UPDATE_SIZE`).
+    pub const RESIZE_IN_USE: Self = Self::new("the resize of a disk in use", 6, 16);
+    /// No request is lost if a ublk server ends while requests come: the driver looks at them when
+    /// the server's node is closed.
+    pub const SAFE_HAND_OVER: Self = Self::new("a safe hand-over of a busy disk", 6, 16);
+    /// The kernel lives on if system calls are counted in an emulator.
+    pub const COUNTED_CALLS: Self = Self::new("the count of system calls in an emulator", 7, 0);
+    /// A [far host](super::FarHost) is a network namespace with Soft-RoCE.
+    pub const FAR_HOST: Self = Self::new("Soft-RoCE in a network namespace", 7, 1);
+    /// The ublk driver takes data from the memory of another program (`SHMEM_ZC`).
+    pub const SHARED_MEMORY: Self = Self::new("a disk with shared memory", 7, 1);
+
+    const fn new(name: &'static str, major: u32, minor: u32) -> Self {
+        Self { name, since: KernelVersion(major, minor) }
+    }
+
+    /// Whether the running kernel has it.
+    ///
+    /// # Panics
+    /// The kernel does not say its release.
+    #[must_use]
+    pub fn is_there(self) -> bool {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
+        KernelVersion::parse(&release).expect("two numbers") >= self.since
+    }
+
+    /// Whether the running kernel lacks it. Then the calling test must return: this function has
+    /// printed the line by which `cargo xtask test` counts the test as skipped, not as passed.
+    ///
+    /// # Panics
+    /// The kernel does not say its release; the thread is not a test's.
+    #[must_use]
+    pub fn is_missing(self) -> bool {
+        let is_there = self.is_there();
+        if !is_there {
+            let thread = std::thread::current();
+            let test = thread.name().expect("libtest names the thread of a test");
+            let Self { name, since: KernelVersion(major, minor) } = self;
+            println!("\nskipped here: {test}: needs {name}, which came with Linux {major}.{minor}");
+        }
+        !is_there
+    }
+}
