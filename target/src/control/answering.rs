@@ -102,8 +102,7 @@ impl Control {
                  cluster"
             )))),
             (Some((_, name)), true) => {
-                self.claims.order(name, reply);
-                self.claims.yield_soon(name);
+                self.claims.order(name, reply, Instant::now());
             }
         }
     }

@@ -18,7 +18,7 @@ use super::volumes::ChangeOutcome;
 use super::volumes::change_files::ChangeFiles;
 use crate::pool::opening::{OpenedVolume, member_of, open_one};
 use crate::store::OpenStore;
-use crate::store::rbd::group_member::GroupMember;
+use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
 use crate::store::rbd::owner_question::{Ask, AskTicket};
 use crate::volume::ids::VolumeIndex;
@@ -26,6 +26,10 @@ use crate::volume::ids::VolumeIndex;
 /// How long a member that lost an image by force does not take it back by force: two members that
 /// cannot reach each other must not fence each other in turn.
 const DAMPING: Duration = Duration::from_secs(30);
+/// How long a client waits for a volume that it has ordered to be handed over.
+const MOVE_DEADLINE: Duration = Duration::from_secs(60);
+/// A change that has been under way for so long may be stuck. No volume is handed over meanwhile.
+pub(super) const LONG_CHANGE: Duration = Duration::from_secs(3);
 
 /// A claim that has ended.
 type EndedClaim = (Name, Result<Arc<OpenedVolume>, String>);
@@ -62,8 +66,18 @@ pub(super) struct Claims {
     under_way: Option<(DueChange, oneshot::Receiver<ChangeOutcome>)>,
     // The volumes that another member took by force, and when.
     lost: BTreeMap<Name, Instant>,
-    // Clients that wait until a volume is handed over.
-    orders: Vec<(Name, oneshot::Sender<Result<(), String>>)>,
+    // Clients that wait until a volume is handed over, and since when.
+    orders: Vec<MoveOrder>,
+    // The claims under way.
+    claiming: BTreeMap<Name, MoreWishes>,
+}
+
+/// A client waits until a volume is handed over.
+#[derive(Debug)]
+struct MoveOrder {
+    name: Name,
+    since: Instant,
+    reply: oneshot::Sender<Result<(), String>>,
 }
 
 impl Claims {
@@ -84,19 +98,63 @@ impl Claims {
             under_way: None,
             lost: BTreeMap::new(),
             orders: Vec::new(),
+            claiming: BTreeMap::new(),
         }
     }
 
-    /// A client waits until a volume is handed over.
-    pub(super) fn order(&mut self, name: Name, reply: oneshot::Sender<Result<(), String>>) {
-        self.orders.push((name, reply));
+    /// A client orders that a volume is handed over, and waits for that.
+    pub(super) fn order(
+        &mut self,
+        name: Name,
+        reply: oneshot::Sender<Result<(), String>>,
+        since: Instant,
+    ) {
+        self.orders.push(MoveOrder { name, since, reply });
+        self.yield_soon(name);
     }
 
     /// A volume is handed over, or is not.
-    pub(super) fn answer_order(&mut self, name: Name, result: &Result<(), String>) {
-        for (_, reply) in self.orders.extract_if(.., |(other, _)| *other == name) {
+    fn answer_order(&mut self, name: Name, result: &Result<(), String>) {
+        for order in self.orders.extract_if(.., |order| order.name == name) {
             // An error means that the client is gone.
-            drop(reply.send(result.clone()));
+            drop(order.reply.send(result.clone()));
+        }
+    }
+
+    /// Ends the waits of clients that have lasted for too long. A hand-over that has not begun does
+    /// not begin any more. `busy`: the other change that is under way for long.
+    pub(super) fn end_late_orders(&mut self, now: Instant, busy: Option<&str>) {
+        let is_late =
+            |order: &MoveOrder| now.saturating_duration_since(order.since) >= MOVE_DEADLINE;
+        let late = self.orders.iter().find(|order| is_late(order)).map(|order| order.name);
+        let Some(name) = late else { return };
+        let within = MOVE_DEADLINE.as_secs();
+        let why = match self.is_yielding(name) {
+            true => format!("the hand-over of {name} has not ended within {within} s, and goes on"),
+            false => {
+                self.stays(name);
+                let busy = busy.unwrap_or("another change was under way");
+                format!("{name} is not handed over, and stays here: {busy}")
+            }
+        };
+        self.answer_order(name, &Err(why));
+    }
+
+    /// Whether the hand-over of a volume is under way.
+    pub(super) fn is_yielding(&self, name: Name) -> bool {
+        let of_name = |due: &DueChange| matches!(due, DueChange::Yield(other) if *other == name);
+        self.under_way.as_ref().is_some_and(|(due, _)| of_name(due))
+    }
+
+    /// A volume is not to be handed over any more, if that has not begun.
+    fn stays(&mut self, name: Name) {
+        self.due.retain(|due| !matches!(due, DueChange::Yield(other) if *other == name));
+    }
+
+    /// A volume is not handed over to a member that asks, unless a client has ordered it.
+    pub(super) fn refuses(&mut self, name: Name) {
+        if !self.orders.iter().any(|order| order.name == name) {
+            self.stays(name);
         }
     }
 
@@ -146,7 +204,10 @@ impl Claims {
     /// The next news. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<ClaimNews> {
         tokio::select! {
-            Some((name, result)) = self.ended.1.recv() => Some(ClaimNews::Ended(name, result)),
+            Some((name, result)) = self.ended.1.recv() => {
+                self.claiming.remove(&name);
+                Some(ClaimNews::Ended(name, result))
+            }
             Some((volume, ticket, ask)) = self.asked.1.recv() => {
                 Some(ClaimNews::Asked(volume, ticket, ask))
             }
@@ -154,8 +215,12 @@ impl Claims {
         }
     }
 
-    /// Begins to claim the image of a volume.
-    pub(super) fn begin(&self, name: Name, wish: Wish) {
+    /// Begins to claim the image of a volume. A claim under way takes the wish, too.
+    pub(super) fn begin(&mut self, name: Name, wish: Wish) {
+        if let Some(claim) = self.claiming.get(&name) {
+            claim.push(wish);
+            return;
+        }
         let (ended, target) = (self.ended.0.clone(), self.target);
         let (Some(member), Some(config)) = (self.member.clone(), self.others.get(&name).cloned())
         else {
@@ -165,8 +230,10 @@ impl Claims {
         let is_old = |at: &Instant| at.elapsed() >= DAMPING;
         let may_break = self.lost.get(&name).is_none_or(is_old);
         tracing::info!(volume = %name, ?wish, may_break, "claims the image of a volume");
+        let more = MoreWishes::default();
+        self.claiming.insert(name, more.clone());
         tokio::task::spawn_blocking(move || {
-            let member = GroupMember { wish, may_break, ..member };
+            let member = GroupMember { wish, may_break, more, ..member };
             let opened = open_one(0, &config, (&target, Some(&member)));
             let opened = opened.map(Arc::new).map_err(|error| said_once(error.as_ref()));
             // An error means that control has ended.
@@ -185,15 +252,14 @@ impl Claims {
     /// A volume is to be served by another member.
     pub(super) fn yield_soon(&mut self, name: Name) {
         let is_due = |due: &DueChange| matches!(due, DueChange::Yield(other) if *other == name);
-        let is_under_way = self.under_way.as_ref().is_some_and(|(due, _)| is_due(due));
-        if !is_under_way && !self.due.iter().any(is_due) {
+        if !self.is_yielding(name) && !self.due.iter().any(is_due) {
             self.due.push(DueChange::Yield(name));
         }
     }
 
-    /// Whether a change waits, or is under way.
+    /// Whether a change or a client waits, or a change is under way.
     pub(super) fn owes(&self) -> bool {
-        !self.due.is_empty() || self.under_way.is_some()
+        !self.due.is_empty() || self.under_way.is_some() || !self.orders.is_empty()
     }
 
     /// The next change to begin, if none of this is under way.
@@ -235,7 +301,10 @@ impl Claims {
                 }
                 EndedChange::Served(name, result)
             }
-            DueChange::Yield(name) => EndedChange::Yielded(name, result),
+            DueChange::Yield(name) => {
+                self.answer_order(name, &result);
+                EndedChange::Yielded(name, result)
+            }
         })
     }
 }
@@ -249,11 +318,83 @@ pub(super) enum EndedChange {
     Yielded(Name, Result<(), String>),
 }
 
-/// Whether the owner hands a volume over to the member that asks.
-pub(super) fn answer_to(ask: &Ask, volume: VolumeIndex, core: &Core) -> AskAnswer {
-    let Some(volume) = core.volume(volume) else { return AskAnswer::HandsOver };
+/// Whether the owner hands a volume over to the member that asks. `busy`: a change of another
+/// volume is under way for long, and nothing is handed over before its end. Then the owner stays,
+/// with this reason: it serves the volume.
+pub(super) fn answer_to(
+    ask: &Ask,
+    volume: VolumeIndex,
+    core: &Core,
+    busy: Option<String>,
+) -> (AskAnswer, Option<String>) {
+    match (may_have(ask, volume, core), busy) {
+        (true, None) => (AskAnswer::HandsOver, None),
+        (true, Some(busy)) => (AskAnswer::Stays, Some(busy)),
+        (false, _) => (AskAnswer::Stays, None),
+    }
+}
+
+/// Whether the member that asks may have a volume.
+fn may_have(ask: &Ask, volume: VolumeIndex, core: &Core) -> bool {
+    let Some(volume) = core.volume(volume) else { return true };
     let is_holder = core.holders().record(&volume.uuid).is_some_and(|it| ask.is_of_holder(it));
     let is_alone = || core.connected_hosts(volume.index).all(|host| ask.is_of(host));
-    let may = ask.take_over || (is_holder && is_alone());
-    if may { AskAnswer::HandsOver } else { AskAnswer::Stays }
+    ask.take_over || (is_holder && is_alone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claims() -> Claims {
+        let config = TargetConfig { member: Some("a".to_owned()), ..TargetConfig::default() };
+        Claims::new(Name::new("store").unwrap(), &config, Vec::new())
+    }
+
+    #[test]
+    fn an_order_to_hand_over_ends_while_another_change_is_stuck() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let (reply, mut answer) = oneshot::channel();
+        claims.order(v, reply, now);
+        claims.yield_soon(w);
+        claims.end_late_orders(now + MOVE_DEADLINE / 2, None);
+        assert!(answer.try_recv().is_err() && claims.owes());
+        claims.end_late_orders(now + MOVE_DEADLINE, Some("volume x is resized"));
+        let why = answer.try_recv().unwrap().unwrap_err();
+        assert!(why.contains("stays here: volume x is resized"), "{why}");
+        // It is not handed over later, when nobody expects it.
+        let (change, ..) = claims.next_change().unwrap();
+        assert_eq!((change.word(), change.name()), ("hand over", "w"));
+        assert!(claims.is_yielding(w) && claims.next_change().is_none());
+    }
+
+    #[test]
+    fn a_hand_over_that_is_slow_goes_on_without_its_client() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let v = Name::new("v").unwrap();
+        let (reply, mut answer) = oneshot::channel();
+        claims.order(v, reply, now);
+        let (_, _, ended) = claims.next_change().unwrap();
+        claims.end_late_orders(now + MOVE_DEADLINE, None);
+        let why = answer.try_recv().unwrap().unwrap_err();
+        assert!(why.contains("goes on"), "{why}");
+        assert!(ended.send(Ok(crate::control::volumes::ChangedVolume::default())).is_ok());
+        assert!(matches!(claims.ended_change(), Some(EndedChange::Yielded(_, Ok(())))));
+        assert!(!claims.owes());
+    }
+
+    #[test]
+    fn a_member_that_asks_takes_back_no_order_of_a_client() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let (reply, _answer) = oneshot::channel();
+        claims.order(v, reply, now);
+        claims.yield_soon(w);
+        claims.refuses(v);
+        claims.refuses(w);
+        let (change, ..) = claims.next_change().unwrap();
+        assert_eq!((change.word(), change.name()), ("hand over", "v"));
+        assert!(claims.due.is_empty());
+    }
 }

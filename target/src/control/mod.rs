@@ -65,7 +65,7 @@ use crate::volume::ids::{SessionIndex, VolumeIndex};
 use self::core::{
     AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Ticket, VolumeChange,
 };
-use claims::{ClaimNews, Claims, EndedChange, answer_to};
+use claims::{ClaimNews, Claims, EndedChange, LONG_CHANGE, answer_to};
 use connect::admission::House;
 use connect::devices::Devices;
 use connect::file_room::FileRoom;
@@ -463,6 +463,8 @@ impl Control {
         self.persister.note_losses_again();
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
         self.change_for_group();
+        let busy = self.volumes.long_change(LONG_CHANGE);
+        self.claims.end_late_orders(now, busy.as_deref());
         // The number of lines that were left out.
         while let Some(left_out) = self.core.lines().take_left_out(now) {
             left_out.log();
@@ -711,20 +713,25 @@ impl Control {
             }
             ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
             ClaimNews::Asked(volume, ticket, ask) => {
-                let answer = answer_to(&ask, volume, &self.core);
                 let name = name_of(volume, &self.core);
+                let named = name.as_deref().and_then(|name| Name::new(name).ok());
+                let is_yielding = named.is_some_and(|name| self.claims.is_yielding(name));
+                let busy = self.volumes.long_change(LONG_CHANGE).filter(|_| !is_yielding);
+                let (answer, why) = answer_to(&ask, volume, &self.core, busy);
                 tracing::info!(
                     volume = name,
                     asks = ask.member,
                     ?answer,
+                    why,
                     "another member asks for a volume"
                 );
                 if let Some(image) = self.volumes.backing(volume).and_then(OpenStore::image) {
-                    image.answer(ticket, answer);
+                    image.answer(ticket, answer, why);
                 }
-                let name = name.and_then(|name| Name::new(&name).ok());
-                if let (AskAnswer::HandsOver, Some(name)) = (answer, name) {
-                    self.claims.yield_soon(name);
+                match (answer, named) {
+                    (AskAnswer::HandsOver, Some(name)) => self.claims.yield_soon(name),
+                    (AskAnswer::Stays, Some(name)) => self.claims.refuses(name),
+                    (_, None) => {}
                 }
             }
         }
@@ -734,9 +741,6 @@ impl Control {
     /// last one. Returns whether core may have orders therefore.
     fn change_for_group(&mut self) -> bool {
         if let Some(ended) = self.claims.ended_change() {
-            if let EndedChange::Yielded(name, result) = &ended {
-                self.claims.answer_order(*name, result);
-            }
             match ended {
                 EndedChange::Served(name, result) => self.claim_ended(name, result),
                 EndedChange::Yielded(name, Ok(())) => {

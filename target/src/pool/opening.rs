@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::pool::image;
 use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
-use crate::store::rbd::group_member::GroupMember;
+use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::Wish;
 use crate::store::rbd::{self, ClusterPlace, ImageError, ImageOptions};
 use crate::store::{Image, Losses, OpenStore, StoreError, StoreErrorKind};
@@ -189,7 +189,8 @@ fn image_options(
 /// A target in a group, as it claims images that nobody serves.
 pub(crate) fn member_of(config: &TargetConfig) -> Option<GroupMember> {
     let (name, addresses) = (config.member.clone()?, config.listen.clone());
-    Some(GroupMember { name, addresses, wish: Wish::Idle, may_break: true })
+    let more = MoreWishes::default();
+    Some(GroupMember { name, addresses, wish: Wish::Idle, may_break: true, more })
 }
 
 /// Why a volume cannot be served beside those: no lock keeps a second one from a snapshot of an

@@ -63,6 +63,8 @@ pub struct Holders {
     base: Generation,
     // The same of volumes of a group that had no holder there.
     bases: BTreeMap<VolumeUuid, Generation>,
+    // Volumes that a group of targets has in turn.
+    shared: BTreeSet<VolumeUuid>,
     forgetful: bool,
     // The last store of each volume.
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
@@ -96,6 +98,7 @@ impl Holders {
             records: BTreeMap::new(),
             base,
             bases: BTreeMap::new(),
+            shared: BTreeSet::new(),
             forgetful,
             stores: BTreeMap::new(),
             replaced: BTreeSet::new(),
@@ -156,6 +159,7 @@ impl Holders {
     ) {
         let known = self.records.remove(&volume);
         self.forget(&volume);
+        self.shared.insert(volume);
         self.stores.extend(store.map(|store| (volume, store)));
         let seen = known.as_ref().map_or(Generation::FRESH, |known| known.generation);
         match (holder, known) {
@@ -170,8 +174,14 @@ impl Holders {
         }
     }
 
+    /// Whether other members of a group may have the volume later.
+    pub(crate) fn is_shared(&self, volume: &VolumeUuid) -> bool {
+        self.shared.contains(volume)
+    }
+
     /// Forgets a volume: its records are at another target now.
     pub(crate) fn forget(&mut self, volume: &VolumeUuid) {
+        self.shared.remove(volume);
         self.records.remove(volume);
         self.stores.remove(volume);
         self.replaced.remove(volume);

@@ -366,10 +366,14 @@ impl Records {
                 true
             }
             Err(renaming) => {
+                let remedy = match self.keepers.is_shared(volume) {
+                    true => "look at `ceph -s`",
+                    false => "state_dir: make the directory writable",
+                };
                 tracing::error!(
-                    place, error, %renaming,
-                    "cannot note that acknowledged writes may be lost (state_dir): should this target die before it can, \
-                     initiators will take lost writes for durable; make the directory writable, the target tries again"
+                    place, error, %renaming, remedy,
+                    "cannot note that acknowledged writes may be lost: should this target die before it can, initiators \
+                     will take lost writes for durable; the target tries again"
                 );
                 false
             }

@@ -10,7 +10,7 @@ pub(super) mod wanted;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rblk_config::{ByteSize, VolumeConfig};
 use rblk_operate::target::events::{EventKind, Occurrence};
@@ -70,6 +70,7 @@ struct Underway {
     config: Option<VolumeConfig>,
     before: Option<Arc<Volume>>,
     reply: oneshot::Sender<ChangeOutcome>,
+    since: Instant,
     // Poll groups that have not done the step.
     waiting: usize,
     failure: Option<String>,
@@ -178,6 +179,16 @@ impl Volumes {
         self.underway.is_some()
     }
 
+    /// The change that has been under way for at least so long, for people.
+    pub(super) fn long_change(&self, at_least: Duration) -> Option<String> {
+        let Underway { change, since, .. } = self.underway.as_ref()?;
+        let (name, word, time) = (change.name(), change.word(), since.elapsed());
+        let text = || {
+            format!("a change of volume {name} ({word}) takes long, {} s by now", time.as_secs())
+        };
+        (time >= at_least).then(text)
+    }
+
     /// Whether a volume with a lost image is still served.
     pub(super) fn has_lost(&self) -> bool {
         !self.lost.waiting().is_empty()
@@ -264,6 +275,7 @@ impl Volumes {
                     config,
                     before,
                     reply,
+                    since: Instant::now(),
                     waiting: 0,
                     failure: None,
                     lengthened: None,
@@ -688,6 +700,12 @@ impl Volumes {
         }
         let is_served = |uuid| core.volumes().iter().any(|volume| volume.uuid == uuid);
         match before {
+            // The record of a volume of a group is at its next owner.
+            Some(before) if persister.is_shared(&before.uuid) => {
+                if !is_served(before.uuid) {
+                    persister.forget_loss(&before.uuid);
+                }
+            }
             Some(before) if note.is_some() && !is_served(before.uuid) => {
                 persister.lost(before.uuid, None);
             }

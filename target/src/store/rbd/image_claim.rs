@@ -6,7 +6,8 @@
 //! 1. It looks at the [`OwnerNote`] and at the exclusive lock.
 //! 2. It asks the owner for the image, if the host may have it. An owner that answers hands over in
 //!    good order, or stays.
-//! 3. An owner that does not answer is fenced for ever, and then its lock is broken.
+//! 3. An owner that does not answer is fenced for ever, and then its lock is broken. If no host may
+//!    have the image, the member waits until the cluster drops the owner, or a host comes that may.
 //! 4. It takes the lock, fences the owner that the note still names, and notes itself.
 //!
 //! The fence comes first, by the client that will do the I/O, which then waits for the map of OSDs
@@ -31,8 +32,11 @@
 //! - No state of lock and note lasts for ever when only living members claim.
 //! - Only for its holder that comes back, or for a host that takes over, is an owner disturbed. The
 //!   record beside the image says who is the holder, before the owner is asked.
+//! - A former owner that was fenced may still answer other hosts from its cache, until it notices
+//!   that nothing proves its lock. Nothing is served before that, unless the only host that had the
+//!   volume there has come back here ([`Claim::is_unproven`]).
 
-use rblk_protocol::{Generation, HostId};
+use rblk_protocol::{AccessMode, Generation, HostId};
 use serde::{Deserialize, Serialize};
 
 use super::state_object::OwnerNote;
@@ -43,6 +47,8 @@ const LOOKS_AT_UNCLEAR: u32 = 10;
 const PAUSES_OF_HAND_OVER: u32 = 300;
 /// Pauses between two questions to an owner that hands over.
 const PAUSES_PER_ASK: u32 = 10;
+/// Pauses in which the cluster is expected to drop an owner that is dead.
+const PAUSES_OF_DEAD: u32 = 350;
 /// Tries to get a lock that nobody should have.
 const LOCKS: u32 = 10;
 
@@ -63,7 +69,16 @@ pub enum Wish {
 impl Wish {
     /// Whether a living owner is to be asked for it, and one that does not answer is fenced.
     pub(crate) fn disturbs(self) -> bool {
-        matches!(self, Self::Return(..) | Self::TakeOver)
+        self.strength() > 1
+    }
+
+    fn strength(self) -> u8 {
+        match self {
+            Self::Idle => 0,
+            Self::Fresh => 1,
+            Self::Return(..) => 2,
+            Self::TakeOver => 3,
+        }
     }
 }
 
@@ -84,10 +99,13 @@ pub(super) enum Event {
     Begin,
     /// The note, and the client that has the lock.
     Seen(OwnerNote, Option<String>),
-    /// Whether the host that comes back is the holder by the record, or one of several.
-    Holder(bool),
+    /// How the host that comes back had the volume by the record: alone, or as one of several;
+    /// none: it is not the holder.
+    Holder(Option<AccessMode>),
     /// The answer of the owner; none: it did not answer in time.
     Answered(Option<AskAnswer>),
+    /// Whether the cluster still has a watch of the owner.
+    Watched(bool),
     /// This client has the lock, under this name; none: another one has it.
     Locked(Option<String>),
     /// The client is fenced, and this one has the map that says so.
@@ -113,6 +131,8 @@ pub(super) enum Act {
     ReadHolder,
     /// Ask the owner for the image.
     Ask,
+    /// Find out whether the cluster has dropped the owner of the lock.
+    FindWatch(String),
     /// Take the lock, if its owner is gone or dead.
     Lock,
     /// Fence a client for ever, and wait for the map.
@@ -151,6 +171,8 @@ enum Stage {
     Ask(OwnerNote),
     // The owner hands over.
     HandsOver(OwnerNote),
+    // The owner does not answer, and is not to be fenced: it may be dead.
+    Dies(OwnerNote),
     // The owner of the lock may be dead, which librbd finds out.
     Lock(LockedBy),
     // The owner is fenced, and its lock is broken next.
@@ -190,22 +212,61 @@ pub(super) struct Claim {
     wish: Wish,
     may_break: bool,
     stage: Stage,
+    // Other wishes since.
+    raised: Vec<Wish>,
     unclear: u32,
     pauses: u32,
+    deadly: u32,
     locks: u32,
     last: LastLook,
     // The owner whose lock this claim has broken.
     broke: Option<String>,
-    // The host that comes back is the holder.
-    is_holder: bool,
+    // The host that comes back is the holder, and had the volume so.
+    holder: Option<AccessMode>,
+    // A former owner was fenced.
+    has_fenced: bool,
 }
 
 impl Claim {
     /// A claim by a member. `may_break`: an owner that does not answer may be fenced.
     pub(super) fn new(own: OwnerNote, wish: Wish, may_break: bool) -> Self {
-        let (unclear, pauses, locks) = (0, 0, 0);
-        let (stage, last, broke) = (Stage::Look, LastLook::default(), None);
-        Self { own, wish, may_break, stage, unclear, pauses, locks, last, broke, is_holder: false }
+        Self {
+            own,
+            wish,
+            may_break,
+            stage: Stage::Look,
+            raised: Vec::new(),
+            unclear: 0,
+            pauses: 0,
+            deadly: 0,
+            locks: 0,
+            last: LastLook::default(),
+            broke: None,
+            holder: None,
+            has_fenced: false,
+        }
+    }
+
+    /// Another host asks for the volume meanwhile. Its wish counts from the next look on, if it is
+    /// stronger than the one that the claim has then.
+    pub(super) fn raise(&mut self, wish: Wish) {
+        self.raised.push(wish);
+    }
+
+    /// Whether a claim that nobody waits for ends here: it has disturbed no owner, or would disturb
+    /// another one. A claim that has fenced an owner comes to its end, and gives the image back.
+    pub(super) fn may_stop_before(&self, act: &Act) -> bool {
+        match act {
+            Act::Look | Act::Break(_) | Act::Unlock | Act::End(_) => false,
+            Act::Lock | Act::NewestMap | Act::Swap(..) | Act::Pause => !self.has_fenced,
+            Act::ReadHolder | Act::Ask | Act::FindWatch(_) | Act::Fence(_) => true,
+        }
+    }
+
+    /// Whether a former owner may still answer hosts from its cache, for as long as it believes the
+    /// last proof of its lock. The only host that had the volume there may have come back here.
+    pub(super) fn is_unproven(&self) -> bool {
+        self.has_fenced && self.holder != Some(AccessMode::Exclusive)
     }
 
     /// Why the member claims the image, as far as is known now.
@@ -218,9 +279,9 @@ impl Claim {
     pub(super) fn next(&mut self, event: Event) -> Act {
         match (std::mem::replace(&mut self.stage, Stage::End), event) {
             (Stage::Look, Event::Seen(note, lock)) => self.seen(note, lock),
-            (Stage::ReadHolder(note), Event::Holder(is_holder)) => {
-                self.is_holder = is_holder;
-                if !is_holder {
+            (Stage::ReadHolder(note), Event::Holder(holder)) => {
+                self.holder = holder;
+                if holder.is_none() {
                     self.wish = Wish::Fresh;
                 }
                 self.ask(note)
@@ -231,7 +292,20 @@ impl Claim {
                 Act::Look
             }
             (Stage::HandsOver(note), Event::Seen(now, lock)) => self.handing_over(note, now, lock),
+            (Stage::Dies(note), Event::Paused) => {
+                self.stage = Stage::Dies(note);
+                Act::Look
+            }
+            (Stage::Dies(note), Event::Seen(now, lock)) => self.dying(note, now, lock),
+            (Stage::Dies(note), Event::Watched(is_watched)) => match is_watched {
+                true => {
+                    self.stage = Stage::Dies(note);
+                    Act::Pause
+                }
+                false => self.lock(LockedBy::Member(note)),
+            },
             (Stage::Fence(client), Event::Fenced) => {
+                self.has_fenced = true;
                 self.stage = Stage::Break(client.clone());
                 Act::Break(client)
             }
@@ -245,7 +319,8 @@ impl Claim {
             }
             (Stage::Lock(by), Event::Locked(None)) => self.not_locked(by),
             (Stage::HasLock(client), Event::Seen(note, _)) => self.locked(client, note),
-            (Stage::Map(client, note, former), Event::Fenced | Event::HasMap) => {
+            (Stage::Map(client, note, former), event @ (Event::Fenced | Event::HasMap)) => {
+                self.has_fenced |= event == Event::Fenced;
                 self.fence_former(client, note, former)
             }
             (Stage::Swap(own), Event::Swapped(true)) => self.end(Outcome::Owned(own)),
@@ -267,8 +342,20 @@ impl Claim {
     }
 
     fn end(&mut self, outcome: Outcome) -> Act {
+        if matches!(outcome, Outcome::Elsewhere(_)) && self.rise() {
+            return self.look();
+        }
         self.stage = Stage::End;
         Act::End(outcome)
+    }
+
+    /// Takes the strongest wish that came, if it is stronger. Returns whether there is one.
+    fn rise(&mut self) -> bool {
+        let strongest = self.raised.iter().map(|wish| wish.strength()).max();
+        let at = self.raised.iter().position(|wish| Some(wish.strength()) == strongest);
+        let Some(at) = at.filter(|_| strongest > Some(self.wish.strength())) else { return false };
+        (self.wish, self.holder) = (self.raised.remove(at), None);
+        true
     }
 
     fn not_locked(&mut self, by: LockedBy) -> Act {
@@ -287,6 +374,7 @@ impl Claim {
         if self.locks > LOCKS {
             return self.end(Outcome::Elsewhere(note));
         }
+        self.rise();
         let fits = match &lock {
             Some(client) => *client == note.client && !note.is_alone(),
             None => note.client.is_empty() || self.broke.as_ref() == Some(&note.client),
@@ -303,8 +391,7 @@ impl Claim {
             }
             Some(client) if !fits => self.lock(LockedBy::Unknown(client)),
             None => self.lock(LockedBy::Nobody),
-            Some(_) if self.wish == Wish::Idle => self.lock(LockedBy::Member(note)),
-            Some(_) if matches!(self.wish, Wish::Return(..)) && !self.is_holder => {
+            Some(_) if matches!(self.wish, Wish::Return(..)) && self.holder.is_none() => {
                 self.stage = Stage::ReadHolder(note);
                 Act::ReadHolder
             }
@@ -333,8 +420,31 @@ impl Claim {
                 self.stage = Stage::Fence(owner.client.clone());
                 Act::Fence(owner.client)
             }
-            None => self.lock(LockedBy::Member(owner)),
+            None => {
+                self.stage = Stage::Dies(owner.clone());
+                Act::FindWatch(owner.client)
+            }
         }
+    }
+
+    /// The owner does not answer, and is not to be fenced now.
+    fn dying(&mut self, owner: OwnerNote, now: OwnerNote, lock: Option<String>) -> Act {
+        self.deadly += 1;
+        let is_owner = lock.as_ref() == Some(&owner.client) && now.client == owner.client;
+        if !is_owner || self.may_disturb() {
+            return self.seen(now, lock);
+        }
+        if self.deadly > PAUSES_OF_DEAD {
+            return self.end(Outcome::Elsewhere(owner));
+        }
+        self.stage = Stage::Dies(owner.clone());
+        Act::FindWatch(owner.client)
+    }
+
+    /// Whether a wish came that is a reason to fence an owner.
+    fn may_disturb(&self) -> bool {
+        let stronger = |wish: &Wish| wish.strength() > self.wish.strength() && wish.disturbs();
+        self.may_break && self.raised.iter().any(stronger)
     }
 
     fn handing_over(&mut self, owner: OwnerNote, now: OwnerNote, lock: Option<String>) -> Act {

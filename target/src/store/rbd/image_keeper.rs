@@ -4,8 +4,11 @@
 //! one. Only the looks at the lock have a thread of their own ([`Looker`]), so that no resize
 //! delays them.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rblk_config::ImageName;
 
-use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim};
+use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim, wait_for_former};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
 use super::group_member::GroupMember;
@@ -74,16 +77,66 @@ pub(crate) fn wait_until_closed(at_most: Duration) -> bool {
     *left == 0
 }
 
-/// The step of an open, for an error.
-type Step = Arc<Mutex<&'static str>>;
+/// An open, as the one who waits for it and the keeper know it.
+#[derive(Debug)]
+struct OpenCourse {
+    // For an error.
+    step: Mutex<&'static str>,
+    // Nobody waits for it any more.
+    is_abandoned: AtomicBool,
+}
+
+impl OpenCourse {
+    fn begin(&self, step: &'static str) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+    }
+}
+
+/// The images that this process opens as a member of a group. A cluster that does not answer keeps
+/// an open for as long, and hosts ask again and again: each open would have a client of its own,
+/// and all of them would act when the cluster answers.
+static OPENING: Mutex<BTreeSet<OpenPlace>> = Mutex::new(BTreeSet::new());
+
+/// The configuration file of a cluster, if one is named, and an image there.
+type OpenPlace = (Option<PathBuf>, String);
+
+/// One of them, until the drop.
+#[derive(Debug)]
+struct OneOpening(OpenPlace);
+
+impl OneOpening {
+    fn begin(options: &ImageOptions) -> Result<Self, ImageError> {
+        let place = (options.cluster.conf.clone(), options.name.to_string());
+        match openings().insert(place.clone()) {
+            true => Ok(Self(place)),
+            false => Err(ImageError::Opening { image: place.1 }),
+        }
+    }
+}
+
+impl Drop for OneOpening {
+    fn drop(&mut self) {
+        openings().remove(&self.0);
+    }
+}
+
+fn openings() -> MutexGuard<'static, BTreeSet<OpenPlace>> {
+    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An image that is being opened. The drop has it closed when it is open.
 #[derive(Debug)]
 pub(crate) struct Opening {
     name: ImageName,
-    step: Step,
+    course: Arc<OpenCourse>,
     opened: Receiver<Result<Image, ImageError>>,
     began: Instant,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.course.is_abandoned.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Opening {
@@ -95,8 +148,8 @@ impl Opening {
         let left = OPEN_DEADLINE.saturating_sub(self.began.elapsed());
         self.opened.recv_timeout(left).unwrap_or_else(|_| {
             // The thread closes what it may still open.
-            let what = *self.step.lock().unwrap_or_else(PoisonError::into_inner);
-            let (image, pool) = (self.name.to_string(), self.name.pool);
+            let what = *self.course.step.lock().unwrap_or_else(PoisonError::into_inner);
+            let (image, pool) = (self.name.to_string(), self.name.pool.clone());
             Err(ImageError::NoAnswer { image, pool, what, within: OPEN_DEADLINE })
         })
     }
@@ -108,27 +161,32 @@ impl Opening {
 /// The libraries of Ceph are missing, or the system has no thread left.
 pub(crate) fn begin_open(options: ImageOptions) -> Result<Opening, ImageError> {
     let library = Library::get()?;
-    let step: Step = Arc::new(Mutex::new("connect to it"));
+    let one = options.group.is_some().then(|| OneOpening::begin(&options)).transpose()?;
+    let course =
+        OpenCourse { step: Mutex::new("connect to it"), is_abandoned: AtomicBool::new(false) };
+    let course = Arc::new(course);
     let (answer, opened) = mpsc::sync_channel(1);
-    let (name, at) = (options.name.clone(), Arc::clone(&step));
+    let (name, at) = (options.name.clone(), Arc::clone(&course));
     let counted = Counted::begin();
     let spawned = thread::Builder::new().name("rblk-image".to_owned()).spawn(move || {
         let _counted = counted;
-        keep(library, &options, &at, &answer);
+        keep(library, (&options, one), &at, &answer);
     });
     spawned.map_err(|source| ImageError::System { image: name.to_string(), source })?;
-    Ok(Opening { name, step, opened, began: Instant::now() })
+    Ok(Opening { name, course, opened, began: Instant::now() })
 }
 
 /// The life of a keeper.
 fn keep(
     library: &'static Library,
-    options: &ImageOptions,
-    step: &Step,
+    (options, one): (&ImageOptions, Option<OneOpening>),
+    course: &OpenCourse,
     answer: &SyncSender<Result<Image, ImageError>>,
 ) {
     let (sender, orders) = mpsc::channel();
-    let kept = match Kept::open(library, options, step, sender.clone()) {
+    let kept = Kept::open(library, options, course, sender.clone());
+    drop(one);
+    let kept = match kept {
         Ok(kept) => kept,
         // An error means that nothing waits any more.
         Err(error) => return drop(answer.send(Err(error))),
@@ -199,10 +257,10 @@ impl Kept {
     fn open(
         library: &'static Library,
         options: &ImageOptions,
-        step: &Step,
+        course: &OpenCourse,
         orders: Sender<Order>,
     ) -> Result<Self, ImageError> {
-        let begin = |what| *step.lock().unwrap_or_else(PoisonError::into_inner) = what;
+        let begin = |what| course.begin(what);
         let name = &options.name;
         let fail = Failing { name, user: &options.cluster.user };
         let cluster = Cluster::connect(library, &options.cluster, name)?;
@@ -232,7 +290,7 @@ impl Kept {
                 let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
                 require_lock_feature(&image, &fail)?;
                 let places = (&cluster, &image, &lock);
-                let (claimed, keeper) = own(places, (name, &id), options, &fail)?;
+                let (claimed, keeper) = own(places, (name, &id), (options, course), &fail)?;
                 (state, lineage) = (keeper, claimed.note.lineage);
                 let (owner, at) = (claimed.owner, claimed.proven_at);
                 (Some((lock, owner)), at)
@@ -445,17 +503,18 @@ fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), Ima
 fn own(
     (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
     (name, id): (&ImageName, &str),
-    options: &ImageOptions,
+    (options, course): (&ImageOptions, &OpenCourse),
     fail: &Failing<'_>,
 ) -> Result<(Claimed, Option<StateKeeper>), ImageError> {
     if let Some(member) = &options.group {
-        let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), member, fail)?;
+        let claimant = (member, course);
+        let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), claimant, fail)?;
         return Ok((claimed, Some(keeper)));
     }
     let (owner, proven_at) = take_lock((image, lock), options.lock_wait, fail)?;
     let lineage = own_alone(cluster, (name, id), &owner, fail)?;
     let note = OwnerNote { lineage, ..OwnerNote::default() };
-    Ok((Claimed { note, owner, proven_at }, None))
+    Ok((Claimed { note, owner, proven_at, is_unproven: false }, None))
 }
 
 /// Notes that a target in no group owns an image that members of a group had. Returns the lineage
@@ -469,7 +528,12 @@ fn own_alone(
     const WHAT: &str = "note in the object beside it that no group has it (osd blocklist)";
     let failed = |errno| fail.at(WHAT, errno);
     let object = StateObject::of(cluster, name, id).map_err(failed)?;
-    let before = object.owner().map_err(failed)?;
+    let before = match object.owner() {
+        Ok(before) => before,
+        // Capabilities for the image alone: members of a group need more.
+        Err(Errno::EPERM | Errno::EACCES) => return Ok(0),
+        Err(errno) => return Err(failed(errno)),
+    };
     let Some(note) = before.of_alone(&owner.address) else { return Ok(0) };
     if !before.is_alone() && !before.client.is_empty() {
         cluster.fence(&before.client, FENCE_SECONDS).map_err(failed)?;
@@ -488,29 +552,43 @@ fn own_alone(
 fn claim_it(
     (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
     (name, id): (&ImageName, &str),
-    member: &GroupMember,
+    (member, course): (&GroupMember, &OpenCourse),
     fail: &Failing<'_>,
 ) -> Result<(Claimed, StateKeeper), ImageError> {
     const WHAT: &str = "claim it (osd blocklist, and an object beside the image)";
     let object = StateObject::of(cluster, name, id).map_err(|errno| fail.at(WHAT, errno))?;
     let places =
         ClaimPlaces { library: image.library, cluster, image: image.handle, lock, object: &object };
-    let claimed = claim(&places, member).map_err(|errno| fail.at(WHAT, errno))?;
+    let claimed = claim(&places, member, &course.is_abandoned);
+    let claimed = claimed.map_err(|errno| fail.at(WHAT, errno))?;
     let of_image = || name.to_string();
-    let claimed = claimed.map_err(|outcome| match outcome {
+    let mut claimed = claimed.map_err(|(outcome, why)| match outcome {
         Outcome::Foreign(owner) => ImageError::Locked { image: of_image(), owner },
         Outcome::Elsewhere(note) | Outcome::Late(note) | Outcome::Owned(note) => {
             ImageError::Elsewhere {
                 image: of_image(),
                 member: note.member,
                 addresses: note.addresses,
+                why,
             }
         }
     })?;
     let OwnerNote { member, epoch, lineage, .. } = &claimed.note;
     tracing::info!(image = %name, member, epoch, lineage, "owns an image");
     let keeper = StateKeeper::begin(object, claimed.note.clone());
-    let keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
+    let mut keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
+    if claimed.is_unproven {
+        course.begin("wait until its former owner answers no host any more");
+        // Also if nobody waits: the next owner would not know.
+        let has_it = wait_for_former(lock, &mut claimed).map_err(|errno| fail.at(WHAT, errno))?;
+        if !has_it {
+            keeper.lose();
+            return Err(ImageError::Lost {
+                image: of_image(),
+                why: "another client took its lock meanwhile".to_owned(),
+            });
+        }
+    }
     Ok((claimed, keeper))
 }
 

@@ -48,6 +48,15 @@ pub(super) struct ImageSetting {
     pub source: c_int,
 }
 
+/// A client that has an image open, as `rbd_image_watcher_t` of rbd/librbd.h has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ImageWatcher {
+    pub address: *mut c_char,
+    pub id: i64,
+    pub cookie: u64,
+}
+
 /// The libraries, with the package of each in Debian's words.
 const RADOS: (&CStr, &str) = (c"librados.so.2", "librados2");
 const RBD: (&CStr, &str) = (c"librbd.so.1", "librbd1");
@@ -136,6 +145,8 @@ functions! {
     rbd: fn rbd_snap_get_id(Handle, *const c_char, *mut u64) -> c_int;
     rbd: fn rbd_config_image_list(Handle, *mut ImageSetting, *mut c_int) -> c_int;
     rbd: fn rbd_config_image_list_cleanup(*mut ImageSetting, c_int);
+    rbd: fn rbd_watchers_list(Handle, *mut ImageWatcher, *mut usize) -> c_int;
+    rbd: fn rbd_watchers_list_cleanup(*mut ImageWatcher, usize);
     rbd: fn rbd_lock_acquire(Handle, c_int) -> c_int;
     rbd: fn rbd_lock_release(Handle) -> c_int;
     rbd: fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;

@@ -26,7 +26,7 @@ const STALL: Duration = Duration::from_secs(5);
 
 /// How long after the last proof of the lock the volume is still served. Another client can break
 /// the lock of one that the cluster has not heard of for 30 s.
-const PROVEN: Duration = Duration::from_secs(10);
+pub(crate) const PROVEN: Duration = Duration::from_secs(10);
 
 /// How long a resize that makes an image longer may take.
 const GROWTH_DEADLINE: Duration = Duration::from_secs(60);
@@ -236,11 +236,17 @@ impl Image {
         }
     }
 
-    /// Answers another member.
-    pub(crate) fn answer(&self, ticket: AskTicket, answer: AskAnswer) {
+    /// Answers another member, with the reason of an owner that stays.
+    pub(crate) fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
         if let Some((_, asking)) = &self.group {
-            asking.answer(ticket, answer);
+            asking.answer(ticket, answer, why);
         }
+    }
+
+    /// Whether another client may have the image by now.
+    #[cfg(test)]
+    pub(crate) fn is_silent(&self) -> bool {
+        self.shared.is_silent()
     }
 
     pub(super) fn shared(&self) -> &Shared {

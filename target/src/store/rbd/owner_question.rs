@@ -78,9 +78,12 @@ pub(crate) struct AskTicket {
 
 /// An answer, with the epoch of the owner that gives it.
 #[derive(Serialize, Deserialize)]
-struct SaidAnswer {
-    epoch: u64,
-    answer: AskAnswer,
+pub(super) struct SaidAnswer {
+    pub epoch: u64,
+    pub answer: AskAnswer,
+    /// Why an owner stays, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// The bytes of a notice.
@@ -96,8 +99,8 @@ pub(super) unsafe fn receive(data: *const c_void, len: usize) -> Vec<u8> {
 }
 
 /// Answers a question. Errors show to the member that asked: it gets no answer.
-pub(super) fn answer(object: &StateObject, ticket: AskTicket, epoch: u64, answer: AskAnswer) {
-    let said = serde_json::to_vec(&SaidAnswer { epoch, answer }).unwrap_or_default();
+pub(super) fn say(object: &StateObject, ticket: AskTicket, answer: &SaidAnswer) {
+    let said = serde_json::to_vec(answer).unwrap_or_default();
     // SAFETY: an open pool; the text lives as long as the call.
     let sent = checked(unsafe {
         (object.library().rados_notify_ack)(
@@ -120,13 +123,13 @@ pub(super) fn ask(
     object: &StateObject,
     epoch: u64,
     question: &Ask,
-) -> Result<Option<AskAnswer>, Errno> {
+) -> Result<Option<SaidAnswer>, Errno> {
     let text = serde_json::to_vec(question).map_err(|_| Errno::EINVAL)?;
     let began = Instant::now();
     loop {
         let left = ANSWER_DEADLINE.saturating_sub(began.elapsed());
         let replies = ask_once(object, &text, left)?;
-        let said = answers_in(&replies).find(|said| said.epoch == epoch).map(|said| said.answer);
+        let said = answers_in(&replies).find(|said| said.epoch == epoch);
         if said.is_some() || began.elapsed() + ASK_PAUSE >= ANSWER_DEADLINE {
             return Ok(said);
         }
@@ -209,12 +212,16 @@ mod tests {
     fn the_answer_of_the_owner_is_found_among_others() {
         let said = [
             reply(""),
-            reply("{\"epoch\":3,\"answer\":\"stays\"}"),
+            reply("{\"epoch\":3,\"answer\":\"stays\",\"why\":\"it is busy\"}"),
             reply("{\"epoch\":4,\"answer\":\"hands-over\"}"),
         ];
         let replies = [&3_u32.to_le_bytes()[..], &said.concat(), &0_u32.to_le_bytes()].concat();
-        let found: Vec<_> = answers_in(&replies).map(|said| (said.epoch, said.answer)).collect();
-        assert_eq!(found, [(3, AskAnswer::Stays), (4, AskAnswer::HandsOver)]);
+        let found = answers_in(&replies).map(|said| (said.epoch, said.answer, said.why));
+        let why = Some("it is busy".to_owned());
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [(3, AskAnswer::Stays, why), (4, AskAnswer::HandsOver, None)]
+        );
         for len in 0..replies.len() {
             // A part of it is no panic.
             assert!(answers_in(&replies[..len]).count() <= 2);

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 
 use super::cluster::checked;
 use super::image_claim::AskAnswer;
-use super::owner_question::{Ask, AskTicket, answer, receive};
+use super::owner_question::{Ask, AskTicket, SaidAnswer, receive, say};
 use super::state_object::{KeptText, OwnerNote, StateObject};
 use crate::record::{
     KeepError, Keeper, KeeperContent, Revision, VolumeRecord, parse_record, record_text,
@@ -35,7 +35,7 @@ enum StateOrder {
     // The expected and the next revision.
     Replace((u64, u64), Vec<u8>, SyncSender<Result<bool, Errno>>),
     Asked(AskTicket, Vec<u8>),
-    Answer(AskTicket, AskAnswer),
+    Answer(AskTicket, AskAnswer, Option<String>),
     Listen(OnAsk),
     // The watch is broken.
     WatchAnew,
@@ -107,9 +107,9 @@ impl Asking {
         let _ = self.0.send(StateOrder::Listen(on_ask));
     }
 
-    /// Answers a question.
-    pub(super) fn answer(&self, ticket: AskTicket, answer: AskAnswer) {
-        let _ = self.0.send(StateOrder::Answer(ticket, answer));
+    /// Answers a question, with the reason of an owner that stays.
+    pub(super) fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
+        let _ = self.0.send(StateOrder::Answer(ticket, answer, why));
     }
 }
 
@@ -141,11 +141,11 @@ impl Keeping<'_> {
                     match (Ask::parse(&text), &self.on_ask) {
                         (Some(ask), Some(on_ask)) => on_ask(ticket, ask),
                         // Nothing of this volume is served yet.
-                        (Some(_), None) => self.answer(ticket, AskAnswer::Stays),
+                        (Some(_), None) => self.answer(ticket, AskAnswer::Stays, None),
                         (None, _) => {}
                     }
                 }
-                StateOrder::Answer(ticket, said) => self.answer(ticket, said),
+                StateOrder::Answer(ticket, said, why) => self.answer(ticket, said, why),
                 StateOrder::Listen(on_ask) => self.on_ask = Some(on_ask),
                 StateOrder::WatchAnew => {
                     self.watch = None;
@@ -157,8 +157,9 @@ impl Keeping<'_> {
         false
     }
 
-    fn answer(&self, ticket: AskTicket, said: AskAnswer) {
-        answer(self.object, ticket, self.note.epoch, said);
+    fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
+        let epoch = self.note.epoch;
+        say(self.object, ticket, &SaidAnswer { epoch, answer, why });
     }
 
     fn replace(&mut self, (expected, next): (u64, u64), text: &[u8]) -> Result<bool, Errno> {

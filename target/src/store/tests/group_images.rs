@@ -10,8 +10,9 @@ use super::image::{Cluster, loss_of, open};
 use super::*;
 use crate::record::holders::HolderRecord;
 use crate::record::{AtRisk, BootId, KeepError, Keeper, KeeperContent, Revision, VolumeRecord};
-use crate::store::rbd::group_member::GroupMember;
+use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
+use crate::store::rbd::open_image::PROVEN;
 use crate::store::rbd::{ImageError, ImageOptions, wait_until_closed};
 
 const IMAGE: &str = "rbd/v";
@@ -24,7 +25,13 @@ fn cluster() -> Cluster {
 
 fn member(cluster: &Cluster, name: &str, wish: Wish) -> ImageOptions {
     let addresses = vec![format!("tcp://{name}:7721")];
-    let group = GroupMember { name: name.to_owned(), addresses, wish, may_break: true };
+    let group = GroupMember {
+        name: name.to_owned(),
+        addresses,
+        wish,
+        may_break: true,
+        more: MoreWishes::default(),
+    };
     ImageOptions { group: Some(group), ..cluster.options(IMAGE) }
 }
 
@@ -156,10 +163,12 @@ fn with_ceph_an_owner_that_answers_hands_over_or_stays_and_is_not_fenced() {
     });
     let claim = |options| thread::spawn(move || open(options));
     let other = claim(member(&cluster, "b", Wish::TakeOver));
-    a.answer(questions.recv().unwrap(), AskAnswer::Stays);
-    assert!(matches!(other.join().unwrap(), Err(ImageError::Elsewhere { .. })));
+    let why = "a change of volume w takes long";
+    a.answer(questions.recv().unwrap(), AskAnswer::Stays, Some(why.to_owned()));
+    let error = other.join().unwrap().unwrap_err();
+    assert!(matches!(error, ImageError::Elsewhere { .. }) && error.to_string().contains(why));
     let other = claim(member(&cluster, "b", Wish::TakeOver));
-    a.answer(questions.recv().unwrap(), AskAnswer::HandsOver);
+    a.answer(questions.recv().unwrap(), AskAnswer::HandsOver, None);
     let begun = Instant::now();
     let second = a.record().unwrap().replace(&record(&a, 2), first).unwrap();
     let expected = KeeperContent::Record(record(&a, 2), second);
@@ -204,4 +213,54 @@ fn with_ceph_an_image_has_another_identity_after_a_group_and_after_a_lone_target
     assert!([second.1, third.1].iter().all(|uuid| *uuid == first.1), "one volume");
     // Members close in good order. A lone target gives nothing back: its client is fenced.
     assert_eq!(cluster.run("ceph osd blocklist ls").trim().lines().count(), 1);
+}
+
+/// A host takes a volume over whose owner does not answer members, but may answer its hosts.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_nothing_is_served_while_a_former_owner_may_answer_from_its_cache() {
+    let cluster = cluster();
+    let a = open(member(&cluster, "a", Wish::Idle)).unwrap();
+    a.on_ask(|_, _| {});
+    let begun = Instant::now();
+    let b = open(member(&cluster, "b", Wish::TakeOver)).unwrap();
+    // The last proof of the lock of A is from after the begin.
+    assert!(begun.elapsed() > PROVEN, "{:?}", begun.elapsed());
+    assert!(!b.is_silent(), "it has a newer proof of its own");
+    drop((a, b));
+    assert!(wait_until_closed(Duration::from_secs(30)));
+}
+
+/// Nobody waits any more for a claim at a cluster that did not answer.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_claim_that_was_given_up_disturbs_no_owner_when_the_cluster_answers() {
+    let cluster = cluster();
+    let a = open(member(&cluster, "a", Wish::Idle)).unwrap();
+    let first = a.record().unwrap().replace(&record(&a, 1), Revision::NONE).unwrap();
+    // Nobody answers for A: a claim would fence it.
+    a.on_ask(|_, _| {});
+    cluster.script("osd-pause 0");
+    let stuck = rbd::begin_open(member(&cluster, "b", Wish::TakeOver)).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    drop(stuck);
+    // Hosts ask again and again: that makes no second client.
+    for _ in 0..3 {
+        let error = rbd::begin_open(member(&cluster, "b", Wish::TakeOver)).unwrap_err();
+        assert!(matches!(error, ImageError::Opening { .. }), "{error}");
+    }
+    cluster.script("osd-continue 0");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // The end of the first one lets another one begin, which finds the living owner.
+    let next = loop {
+        match rbd::begin_open(member(&cluster, "b", Wish::Idle)) {
+            Err(ImageError::Opening { .. }) => assert!(Instant::now() < deadline),
+            next => break next.unwrap(),
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(cluster.run("ceph osd blocklist ls").trim(), "");
+    assert!(a.record().unwrap().replace(&record(&a, 2), first).is_ok(), "A is the owner");
+    drop((next, a));
+    assert!(wait_until_closed(Duration::from_secs(60)));
 }

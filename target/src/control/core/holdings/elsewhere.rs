@@ -16,8 +16,8 @@ use crate::volume::ids::{AdmissionId, SessionIndex};
 /// How long a member that has just given a volume away does not claim it: the other one is about
 /// to.
 const GIVEN_AWAY: Duration = Duration::from_secs(5);
-/// How long an OPEN waits for a claim. The cluster takes 30 s to drop a dead owner.
-const CLAIM_DEADLINE: Duration = Duration::from_secs(45);
+/// How long an OPEN waits for a claim. Its host tries another member then, and comes back.
+const CLAIM_DEADLINE: Duration = Duration::from_secs(30);
 
 /// An OPEN that waits for a claim.
 #[derive(Debug)]

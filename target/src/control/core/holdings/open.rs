@@ -19,6 +19,12 @@ use crate::store::rbd::image_claim::Wish;
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 
+/// Why a host that only reads gets no volume of a group: the member that serves it may answer from
+/// its cache for seconds after another member has taken the volume over.
+const NO_READERS: &str = "a group of targets serves this volume, and has no hosts that only read beside a writer, since they \
+                          could read old data when another member takes the volume over: make a snapshot of its image \
+                          (`rbd snap create POOL/IMAGE@SNAP`), serve that as a volume of its own, and mount that one";
+
 /// Names the holder of a volume, for a host that asks.
 pub(super) fn held_by(session: &Session, asks: HostId) -> String {
     match session.host == asks {
@@ -80,6 +86,9 @@ impl Holdings {
         let Some(volume) = self.exports.named(request.name).cloned() else {
             return self.open_elsewhere(command, session, &request, (sessions, out));
         };
+        if request.mode == AccessMode::ReadOnly && self.book.holders().is_shared(&volume.uuid) {
+            return refuse_saying(Status::NotSupported, NO_READERS.to_owned());
+        }
         // A volume that was made read-only is given back to its holder, but refuses its writes.
         let is_fresh = request.generation.is_fresh();
         if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
@@ -126,7 +135,8 @@ impl Holdings {
         match self.elsewhere.ask(name, command.now) {
             Asked::Unknown => return refuse(Status::NoSuchVolume),
             Asked::GivenAway => return refuse_saying(ELSEWHERE, GIVEN_AWAY.to_owned()),
-            Asked::Begins => {
+            // A claim under way takes the wish, too: it may be stronger.
+            Asked::Begins | Asked::Waits => {
                 let wish = match (request.generation.is_fresh(), request.take_over) {
                     (false, _) => Wish::Return(state.host, request.generation),
                     (true, true) => Wish::TakeOver,
@@ -134,7 +144,6 @@ impl Holdings {
                 };
                 out.order(Effect::Claim { name, wish });
             }
-            Asked::Waits => {}
         }
         let from = (command.from, command.id);
         let sent = (command.capsule, command.body);

@@ -7,6 +7,9 @@ use rblk_config::VolumeConfig;
 
 use super::super::VolumeChange;
 use super::*;
+use crate::control::claims::answer_to;
+use crate::store::rbd::image_claim::AskAnswer;
+use crate::store::rbd::owner_question::Ask;
 
 const V: u16 = VOLUMES;
 const BASE: Generation = Generation(1000);
@@ -67,7 +70,8 @@ fn an_open_claims_a_volume_that_another_member_has() {
     let (one, other) = (w.session(1), w.session(2));
     assert_eq!(w.open(one, 1, exclusive(V)), None);
     assert_eq!(w.open(other, 1, exclusive(V)), None, "it waits for the same claim");
-    assert_eq!(w.claims, [(volume_name(V), Wish::Fresh)]);
+    // The claim under way takes the wishes of both.
+    assert_eq!(w.claims, [(volume_name(V), Wish::Fresh); 2]);
     w.elsewhere();
     for link in [one, other] {
         let said = w.answer(link, 1).unwrap();
@@ -94,6 +98,58 @@ fn an_open_claims_a_volume_that_another_member_has() {
     assert_eq!(w.open(other, 2, exclusive(V)).unwrap().status, Status::InUse);
     let unknown = OpenRequest { name: Name::new("unknown").unwrap(), ..exclusive(V) };
     assert_eq!(w.open(other, 3, unknown).unwrap().status, Status::NoSuchVolume);
+}
+
+/// A host that has not held the volume waits for the end of a dead owner, and the holder comes.
+#[test]
+fn a_claim_under_way_learns_of_the_holder() {
+    let mut w = member();
+    let (other, holder) = (w.session(2), w.session(1));
+    assert_eq!(w.open(other, 1, exclusive(V)), None);
+    assert_eq!(w.open(holder, 1, returning(V, Generation(7))), None);
+    let returns = Wish::Return(HostId([1; 16]), Generation(7));
+    assert_eq!(w.claims, [(volume_name(V), Wish::Fresh), (volume_name(V), returns)]);
+    // No host waits for longer than until it may try another member.
+    w.pass(Duration::from_secs(31));
+    for link in [other, holder] {
+        assert_eq!(w.answer(link, 1).unwrap().status, Status::ShuttingDown);
+    }
+}
+
+/// A member that is cut off answers from its cache, while another one has the volume already.
+#[test]
+fn a_host_that_only_reads_gets_no_volume_of_a_group() {
+    let mut w = member();
+    let (writer, reader) = (w.session(1), w.session(2));
+    assert_eq!(w.open(writer, 1, exclusive(V)), None);
+    w.core.adopt_shared(of_image().uuid, (None, None), BASE);
+    w.claimed();
+    assert_eq!(w.answer(writer, 1).unwrap().status, Status::Ok);
+    let said = w.open(reader, 1, open_as(V, AccessMode::ReadOnly)).unwrap();
+    assert_eq!(said.status, Status::NotSupported);
+    assert!(said.text().contains("rbd snap create"), "{}", said.text());
+    // Also if no host writes to it now: one may come.
+    w.log_out(writer);
+    let said = w.open(reader, 2, open_as(V, AccessMode::ReadOnly)).unwrap();
+    assert_eq!(said.status, Status::NotSupported);
+    // Volumes that are in no group have hosts that read.
+    assert_eq!(w.open(reader, 3, open_as(0, AccessMode::ReadOnly)).unwrap().status, Status::Ok);
+}
+
+#[test]
+fn an_owner_with_a_change_that_is_stuck_stays_and_says_why() {
+    let mut w = member();
+    let link = w.session(1);
+    assert_eq!(w.open(link, 1, exclusive(V)), None);
+    w.claimed();
+    let ask = |take_over| Ask { member: "b".to_owned(), holder: None, generation: 0, take_over };
+    let answer = |take_over, busy: Option<&str>| {
+        answer_to(&ask(take_over), VolumeIndex(V), &w.core, busy.map(ToOwned::to_owned))
+    };
+    assert_eq!(answer(true, None), (AskAnswer::HandsOver, None));
+    let busy = "a change of volume x (resize) takes long";
+    assert_eq!(answer(true, Some(busy)), (AskAnswer::Stays, Some(busy.to_owned())));
+    assert_eq!(answer(false, Some(busy)), (AskAnswer::Stays, None), "it stays anyway");
 }
 
 #[test]

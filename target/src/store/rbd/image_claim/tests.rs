@@ -145,6 +145,10 @@ impl World {
         self.random % limit
     }
 
+    fn pick(&mut self, limit: usize) -> usize {
+        usize::try_from(self.below(limit as u64)).unwrap()
+    }
+
     fn is(&self, mistake: Mistake) -> bool {
         self.mistake == mistake
     }
@@ -189,7 +193,12 @@ impl World {
                 }
                 Event::Seen(self.note.clone(), self.lock.clone())
             }
-            Act::ReadHolder => Event::Holder(self.below(4) > 0),
+            Act::ReadHolder => Event::Holder(match self.below(4) {
+                0 => None,
+                1 => Some(AccessMode::Shared),
+                _ => Some(AccessMode::Exclusive),
+            }),
+            Act::FindWatch(client) => Event::Watched(self.is_alive(&client)),
             Act::Ask => Event::Answered(self.asked()),
             Act::Lock => {
                 let free = match self.lock.clone() {
@@ -312,14 +321,18 @@ impl World {
         }
     }
 
-    fn begin(&mut self, at: usize) {
-        self.clients += 1;
-        let wish = match self.below(4) {
+    fn wish(&mut self) -> Wish {
+        match self.below(4) {
             0 => Wish::Idle,
             1 => Wish::Fresh,
             2 => Wish::TakeOver,
             _ => Wish::Return(HostId([1; 16]), Generation(1)),
-        };
+        }
+    }
+
+    fn begin(&mut self, at: usize) {
+        self.clients += 1;
+        let wish = self.wish();
         let note = OwnerNote { member: format!("m{at}"), ..OwnerNote::default() };
         let (clients, map, now) = (self.clients, self.map, self.now);
         let member = &mut self.members[at];
@@ -340,6 +353,11 @@ impl World {
             }
             Mode::Claims => {
                 let Some(act) = self.members[at].next.take() else { return };
+                if self.below(20) == 0 {
+                    // Another host asks for the volume.
+                    let wish = self.wish();
+                    self.members[at].claim.raise(wish);
+                }
                 let event = self.act(at, act);
                 self.members[at].next = event.map(|event| self.members[at].claim.next(event));
             }
@@ -364,7 +382,7 @@ impl World {
             self.members[at].mode = Mode::Lost;
             return;
         }
-        let (owner_epoch, object) = (self.members[at].epoch, self.below(3) as usize);
+        let (owner_epoch, object) = (self.members[at].epoch, self.pick(3));
         self.writes.push(Write { client, owner_epoch, map, object });
     }
 
@@ -395,7 +413,7 @@ impl World {
         if self.writes.is_empty() {
             return;
         }
-        let at = self.below(self.writes.len() as u64) as usize;
+        let at = self.pick(self.writes.len());
         let write = self.writes.swap_remove(at);
         let (map, last) = &mut self.objects[write.object];
         *map = (*map).max(write.map);
@@ -425,12 +443,12 @@ impl World {
             match self.below(12) {
                 0..=2 => self.land(),
                 3 if self.chaos.pauses && self.below(8) == 0 => {
-                    let (at, long) = (self.below(3) as usize, self.below(2) * 2 * SHORT);
+                    let (at, long) = (self.pick(3), self.below(2) * 2 * SHORT);
                     self.members[at].paused_until = self.now + 20 + long;
                 }
                 4 if self.chaos.foreigners && self.below(8) == 0 => self.foreign_step(),
                 _ => {
-                    let at = self.below(3) as usize;
+                    let at = self.pick(3);
                     if self.members[at].paused_until <= self.now {
                         self.step(at);
                     }
@@ -520,12 +538,19 @@ fn an_owner_that_does_not_answer_is_fenced_before_and_after_its_lock_is_broken()
     assert_eq!(claim.next(Event::Swapped(true)), Act::End(Outcome::Owned(own)));
 }
 
-/// Goes on with a look to the question, with a record that says whether the host is the holder.
-fn asks(claim: &mut Claim, seen: Event, is_holder: bool) -> Act {
+/// Goes on with a look to the question, with a record that has the host as the holder.
+fn asks(claim: &mut Claim, seen: Event) -> Act {
     match claim.next(seen) {
-        Act::ReadHolder => claim.next(Event::Holder(is_holder)),
+        Act::ReadHolder => claim.next(Event::Holder(Some(AccessMode::Exclusive))),
         act => act,
     }
+}
+
+/// The owner does not answer: the cluster drops it when it is dead.
+fn outlives(claim: &mut Claim) {
+    assert_eq!(claim.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
+    assert_eq!(claim.next(Event::Watched(true)), Act::Pause);
+    assert_eq!(claim.next(Event::Paused), Act::Look);
 }
 
 #[test]
@@ -533,17 +558,94 @@ fn a_host_with_an_old_generation_disturbs_no_owner() {
     let mut claim = claim(Wish::Return(HostId([1; 16]), Generation(3)), true);
     let seen = Event::Seen(note("x"), Some("x".to_owned()));
     assert_eq!(claim.next(seen), Act::ReadHolder);
-    assert_eq!(claim.next(Event::Holder(false)), Act::Ask);
+    assert_eq!(claim.next(Event::Holder(None)), Act::Ask);
     assert_eq!(claim.wish(), Wish::Fresh, "the owner is told of no holder");
-    assert_eq!(claim.next(Event::Answered(None)), Act::Lock, "librbd finds out whether it lives");
+    let seen = || Event::Seen(note("x"), Some("x".to_owned()));
+    outlives(&mut claim);
+    assert_eq!(claim.next(seen()), Act::FindWatch("x".to_owned()));
+    assert_eq!(claim.next(Event::Watched(false)), Act::Lock, "it is dead");
     let elsewhere = Act::End(Outcome::Elsewhere(note("x")));
-    assert_eq!(claim.next(Event::Locked(None)), elsewhere);
+    assert_eq!(claim.next(Event::Locked(None)), elsewhere, "another member was faster");
+}
+
+/// The claim waits for the end of a dead owner, which takes the cluster half a minute.
+#[test]
+fn the_holder_does_not_wait_for_the_claim_of_a_host_that_may_not_have_the_image() {
+    let returns = |host| Wish::Return(HostId([host; 16]), Generation(3));
+    let seen = || Event::Seen(note("x"), Some("x".to_owned()));
+    for weak in [Wish::Idle, Wish::Fresh, returns(2)] {
+        let mut claim = claim(weak, true);
+        if claim.next(seen()) == Act::ReadHolder {
+            assert_eq!(claim.next(Event::Holder(None)), Act::Ask);
+        }
+        outlives(&mut claim);
+        claim.raise(Wish::Fresh);
+        assert_eq!(claim.next(seen()), Act::FindWatch("x".to_owned()), "{weak:?}");
+        assert_eq!(claim.next(Event::Watched(true)), Act::Pause);
+        claim.raise(returns(1));
+        assert_eq!(claim.next(Event::Paused), Act::Look);
+        // The record of the holder is read first, and the owner is asked again.
+        assert_eq!(claim.next(seen()), Act::ReadHolder, "{weak:?}");
+        assert_eq!(claim.next(Event::Holder(Some(AccessMode::Exclusive))), Act::Ask);
+        assert_eq!(claim.wish(), returns(1));
+        assert_eq!(claim.next(Event::Answered(None)), Act::Fence("x".to_owned()), "{weak:?}");
+    }
+    // The owner answers the weaker question, and is asked the stronger one.
+    let mut claim = claim(Wish::Fresh, true);
+    assert_eq!(claim.next(seen()), Act::Ask);
+    claim.raise(Wish::TakeOver);
+    assert_eq!(claim.next(Event::Answered(Some(AskAnswer::Stays))), Act::Look);
+    assert_eq!(claim.next(seen()), Act::Ask);
+    assert_eq!(claim.wish(), Wish::TakeOver);
+    let elsewhere = Act::End(Outcome::Elsewhere(note("x")));
+    assert_eq!(claim.next(Event::Answered(Some(AskAnswer::Stays))), elsewhere);
+}
+
+/// A former owner answers from its cache until it notices that nothing proves its lock.
+#[test]
+fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_owner_unproven() {
+    let returns = Wish::Return(HostId([1; 16]), Generation(3));
+    for (wish, holder, is_unproven) in [
+        (Wish::TakeOver, None, true),
+        (returns, Some(AccessMode::Shared), true),
+        (returns, Some(AccessMode::Exclusive), false),
+    ] {
+        let seen = || Event::Seen(note("x"), Some("x".to_owned()));
+        let mut claim = claim(wish, true);
+        if claim.next(seen()) == Act::ReadHolder {
+            assert_eq!(claim.next(Event::Holder(holder)), Act::Ask);
+        }
+        assert_eq!(claim.next(Event::Answered(None)), Act::Fence("x".to_owned()));
+        assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
+        claim.next(Event::Broken(true));
+        assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
+        claim.next(Event::Locked(Some("y".to_owned())));
+        claim.next(Event::Seen(note("x"), Some("y".to_owned())));
+        assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+        assert_eq!(claim.is_unproven(), is_unproven, "{wish:?} {holder:?}");
+    }
+    // The cluster has dropped a dead owner, or one that the cluster did not reach.
+    let mut dead = claim(Wish::Idle, true);
+    assert_eq!(dead.next(Event::Seen(note("x"), Some("x".to_owned()))), Act::Ask);
+    assert_eq!(dead.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
+    assert_eq!(dead.next(Event::Watched(false)), Act::Lock);
+    dead.next(Event::Locked(Some("y".to_owned())));
+    let act = dead.next(Event::Seen(note("x"), Some("y".to_owned())));
+    assert_eq!(act, Act::Fence("x".to_owned()));
+    assert!(matches!(dead.next(Event::Fenced), Act::Swap(..)) && dead.is_unproven());
+    // It was given back.
+    let mut free = claim(Wish::TakeOver, true);
+    assert_eq!(free.next(Event::Seen(note(""), None)), Act::Lock);
+    free.next(Event::Locked(Some("y".to_owned())));
+    assert_eq!(free.next(Event::Seen(note(""), Some("y".to_owned()))), Act::NewestMap);
+    assert!(matches!(free.next(Event::HasMap), Act::Swap(..)) && !free.is_unproven());
 }
 
 #[test]
 fn only_the_holder_and_a_take_over_disturb_an_owner() {
     let returns = Wish::Return(HostId([1; 16]), Generation(3));
     for (wish, may_break, breaks) in [
+        (Wish::Idle, true, false),
         (Wish::Fresh, true, false),
         (returns, true, true),
         (returns, false, false),
@@ -551,22 +653,27 @@ fn only_the_holder_and_a_take_over_disturb_an_owner() {
     ] {
         let seen = || Event::Seen(note("x"), Some("x".to_owned()));
         let mut silent = claim(wish, may_break);
-        assert_eq!(asks(&mut silent, seen(), true), Act::Ask);
-        let act = silent.next(Event::Answered(None));
-        assert_eq!(matches!(act, Act::Fence(_)), breaks, "{wish:?}");
-        if !breaks {
-            // librbd finds out whether the owner is dead.
-            assert_eq!(act, Act::Lock);
-            let elsewhere = Act::End(Outcome::Elsewhere(note("x")));
-            assert_eq!(silent.next(Event::Locked(None)), elsewhere);
+        assert_eq!(asks(&mut silent, seen()), Act::Ask);
+        if breaks {
+            assert_eq!(silent.next(Event::Answered(None)), Act::Fence("x".to_owned()), "{wish:?}");
+        } else {
+            // The cluster finds out whether the owner is dead.
+            outlives(&mut silent);
+            for _ in 1..PAUSES_OF_DEAD {
+                assert_eq!(silent.next(seen()), Act::FindWatch("x".to_owned()));
+                assert_eq!(silent.next(Event::Watched(true)), Act::Pause);
+                assert_eq!(silent.next(Event::Paused), Act::Look);
+            }
+            assert_eq!(silent.next(seen()), Act::FindWatch("x".to_owned()));
+            silent.next(Event::Watched(true));
+            silent.next(Event::Paused);
+            assert_eq!(silent.next(seen()), Act::End(Outcome::Elsewhere(note("x"))));
         }
         let mut stays = claim(wish, may_break);
-        asks(&mut stays, seen(), true);
+        asks(&mut stays, seen());
         let act = stays.next(Event::Answered(Some(AskAnswer::Stays)));
         assert_eq!(act, Act::End(Outcome::Elsewhere(note("x"))));
     }
-    let mut idle = claim(Wish::Idle, true);
-    assert_eq!(idle.next(Event::Seen(note("x"), Some("x".to_owned()))), Act::Lock);
 }
 
 #[test]
