@@ -701,10 +701,8 @@ impl Volumes {
         let is_served = |uuid| core.volumes().iter().any(|volume| volume.uuid == uuid);
         match before {
             // The record of a volume of a group is at its next owner.
-            Some(before) if persister.is_shared(&before.uuid) => {
-                if !is_served(before.uuid) {
-                    persister.forget_loss(&before.uuid);
-                }
+            Some(before) if persister.is_shared(&before.uuid) && !is_served(before.uuid) => {
+                persister.forget_loss(&before.uuid);
             }
             Some(before) if note.is_some() && !is_served(before.uuid) => {
                 persister.lost(before.uuid, None);

@@ -171,8 +171,12 @@ enum Stage {
     Ask(OwnerNote),
     // The owner hands over.
     HandsOver(OwnerNote),
+    // The owner does not answer, and is to be fenced, unless it has given the image back meanwhile.
+    Silent(OwnerNote),
     // The owner does not answer, and is not to be fenced: it may be dead.
     Dies(OwnerNote),
+    // The client gave the image back, and is about to close it, unless it has died.
+    Closes(String),
     // The owner of the lock may be dead, which librbd finds out.
     Lock(LockedBy),
     // The owner is fenced, and its lock is broken next.
@@ -292,18 +296,22 @@ impl Claim {
                 Act::Look
             }
             (Stage::HandsOver(note), Event::Seen(now, lock)) => self.handing_over(note, now, lock),
+            (Stage::Silent(note), Event::Seen(now, lock)) => {
+                if now.epoch != note.epoch || lock.as_ref() != Some(&note.client) {
+                    return self.seen(now, lock);
+                }
+                self.stage = Stage::Fence(note.client.clone());
+                Act::Fence(note.client)
+            }
             (Stage::Dies(note), Event::Paused) => {
                 self.stage = Stage::Dies(note);
                 Act::Look
             }
             (Stage::Dies(note), Event::Seen(now, lock)) => self.dying(note, now, lock),
-            (Stage::Dies(note), Event::Watched(is_watched)) => match is_watched {
-                true => {
-                    self.stage = Stage::Dies(note);
-                    Act::Pause
-                }
-                false => self.lock(LockedBy::Member(note)),
-            },
+            (stage @ Stage::Dies(_), Event::Watched(true)) => self.pause(stage),
+            (Stage::Dies(note), Event::Watched(false)) => self.lock(LockedBy::Member(note)),
+            (Stage::Closes(_), Event::Watched(true)) => self.pause(Stage::Look),
+            (Stage::Closes(client), Event::Watched(false)) => self.lock(LockedBy::Unknown(client)),
             (Stage::Fence(client), Event::Fenced) => {
                 self.has_fenced = true;
                 self.stage = Stage::Break(client.clone());
@@ -341,6 +349,11 @@ impl Claim {
         Act::Look
     }
 
+    fn pause(&mut self, next: Stage) -> Act {
+        self.stage = next;
+        Act::Pause
+    }
+
     fn end(&mut self, outcome: Outcome) -> Act {
         if matches!(outcome, Outcome::Elsewhere(_)) && self.rise() {
             return self.look();
@@ -375,8 +388,9 @@ impl Claim {
             return self.end(Outcome::Elsewhere(note));
         }
         self.rise();
+        let is_closing = note.is_closing(lock.as_deref());
         let fits = match &lock {
-            Some(client) => *client == note.client && !note.is_alone(),
+            Some(client) => is_closing || (*client == note.client && !note.is_alone()),
             None => note.client.is_empty() || self.broke.as_ref() == Some(&note.client),
         };
         if fits {
@@ -389,7 +403,12 @@ impl Claim {
                 self.stage = Stage::Look;
                 Act::Pause
             }
-            Some(client) if !fits => self.lock(LockedBy::Unknown(client)),
+            Some(client) if is_closing && self.pauses < PAUSES_OF_HAND_OVER => {
+                self.pauses += 1;
+                self.stage = Stage::Closes(client.clone());
+                Act::FindWatch(client)
+            }
+            Some(client) if !fits || is_closing => self.lock(LockedBy::Unknown(client)),
             None => self.lock(LockedBy::Nobody),
             Some(_) if matches!(self.wish, Wish::Return(..)) && self.holder.is_none() => {
                 self.stage = Stage::ReadHolder(note);
@@ -417,8 +436,8 @@ impl Claim {
             }
             Some(_) => self.end(Outcome::Elsewhere(owner)),
             None if self.wish.disturbs() && self.may_break => {
-                self.stage = Stage::Fence(owner.client.clone());
-                Act::Fence(owner.client)
+                self.stage = Stage::Silent(owner);
+                Act::Look
             }
             None => {
                 self.stage = Stage::Dies(owner.clone());
@@ -448,7 +467,7 @@ impl Claim {
     }
 
     fn handing_over(&mut self, owner: OwnerNote, now: OwnerNote, lock: Option<String>) -> Act {
-        if lock.as_ref() != Some(&owner.client) {
+        if lock.as_ref() != Some(&owner.client) || now.is_closing(lock.as_deref()) {
             return self.seen(now, lock);
         }
         self.pauses += 1;
@@ -471,7 +490,8 @@ impl Claim {
     fn locked(&mut self, client: String, note: OwnerNote) -> Act {
         // Librbd has fenced the owner of the lock that it took, for an hour.
         let mut former = vec![note.client.clone()];
-        former.extend(self.last.lock.take().filter(|owner| *owner != note.client));
+        let is_former = |owner: &String| *owner != note.client && !note.is_closing(Some(owner));
+        former.extend(self.last.lock.take().filter(is_former));
         former.retain(|other| !other.is_empty() && *other != client);
         if former.is_empty() {
             self.stage = Stage::Map(client, note, former);

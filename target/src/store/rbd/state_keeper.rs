@@ -176,8 +176,9 @@ impl Keeping<'_> {
 
     /// Notes that nobody owns the image. Without this, the next owner fences this client.
     fn give_back(&self) {
-        let (client, epoch) = (String::new(), self.note.epoch + 1);
-        let note = OwnerNote { client, epoch, ..self.note.clone() };
+        let (client, closing) = (String::new(), self.note.client.clone());
+        let epoch = self.note.epoch + 1;
+        let note = OwnerNote { client, closing, epoch, ..self.note.clone() };
         match self.object.swap_owner(self.note.epoch, &note) {
             Ok(true) => {}
             Ok(false) => {

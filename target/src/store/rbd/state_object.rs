@@ -38,6 +38,9 @@ pub(crate) struct OwnerNote {
     /// The address of its client of the cluster, as the lock names it. Empty: the image was given
     /// back, and nobody owns it.
     pub client: String,
+    /// The client that gave the image back. No write of it is under way, and it closes the image.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub closing: String,
     /// The number of the change of owner.
     pub epoch: u64,
     /// How often another client than a member may have written to the image between two members.
@@ -46,6 +49,11 @@ pub(crate) struct OwnerNote {
 }
 
 impl OwnerNote {
+    /// Whether the owner of the lock has given the image back, and is about to close it.
+    pub(super) fn is_closing(&self, lock: Option<&str>) -> bool {
+        self.client.is_empty() && lock.is_some_and(|client| client == self.closing)
+    }
+
     /// Whether the owner is a target that is in no group.
     pub(super) fn is_alone(&self) -> bool {
         self.epoch > 0 && self.member.is_empty()

@@ -8,6 +8,9 @@ use super::*;
 
 /// Objects of the image.
 const OBJECTS: usize = 3;
+/// What a record says of a host that comes back.
+const HOLDERS: [Option<AccessMode>; 4] =
+    [None, Some(AccessMode::Shared), Some(AccessMode::Exclusive), Some(AccessMode::Exclusive)];
 /// Time that a fence by librbd lasts, as it breaks a lock.
 const SHORT: u64 = 200;
 /// Time between two looks: several acts of another member.
@@ -193,11 +196,7 @@ impl World {
                 }
                 Event::Seen(self.note.clone(), self.lock.clone())
             }
-            Act::ReadHolder => Event::Holder(match self.below(4) {
-                0 => None,
-                1 => Some(AccessMode::Shared),
-                _ => Some(AccessMode::Exclusive),
-            }),
+            Act::ReadHolder => Event::Holder(HOLDERS[self.pick(HOLDERS.len())]),
             Act::FindWatch(client) => Event::Watched(self.is_alive(&client)),
             Act::Ask => Event::Answered(self.asked()),
             Act::Lock => {
@@ -397,8 +396,8 @@ impl World {
             return;
         }
         if self.note.client == client {
-            let epoch = self.note.epoch + 1;
-            self.note = OwnerNote { client: String::new(), epoch, ..self.note.clone() };
+            let (closing, epoch) = (client.clone(), self.note.epoch + 1);
+            self.note = OwnerNote { client: String::new(), closing, epoch, ..self.note.clone() };
             if self.chaos.kills && self.below(4) == 0 {
                 self.members[at].mode = Mode::Idle;
                 return;
@@ -527,7 +526,7 @@ fn an_owner_that_does_not_answer_is_fenced_before_and_after_its_lock_is_broken()
     let seen = || Event::Seen(note("x"), Some("x".to_owned()));
     let mut claim = claim(Wish::TakeOver, true);
     assert_eq!(claim.next(seen()), Act::Ask);
-    assert_eq!(claim.next(Event::Answered(None)), Act::Fence("x".to_owned()));
+    silent(&mut claim);
     assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
     assert_eq!(claim.next(Event::Broken(true)), Act::Look);
     assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
@@ -544,6 +543,41 @@ fn asks(claim: &mut Claim, seen: Event) -> Act {
         Act::ReadHolder => claim.next(Event::Holder(Some(AccessMode::Exclusive))),
         act => act,
     }
+}
+
+/// The owner does not answer, and is fenced.
+fn silent(claim: &mut Claim) {
+    assert_eq!(claim.next(Event::Answered(None)), Act::Look);
+    let seen = Event::Seen(note("x"), Some("x".to_owned()));
+    assert_eq!(claim.next(seen), Act::Fence("x".to_owned()));
+}
+
+/// A hand-over ends while the owner is asked: nobody answers any more.
+#[test]
+fn an_owner_that_gave_the_image_back_while_it_was_asked_is_not_fenced() {
+    let mut claim = claim(Wish::TakeOver, true);
+    let lock = || Some("x".to_owned());
+    let given_back = OwnerNote { epoch: 8, closing: "x".to_owned(), ..note("") };
+    assert_eq!(claim.next(Event::Seen(note("x"), lock())), Act::Ask);
+    assert_eq!(claim.next(Event::Answered(None)), Act::Look);
+    // It closes the image, which takes long.
+    for _ in 0..PAUSES_OF_HAND_OVER {
+        let act = claim.next(Event::Seen(given_back.clone(), lock()));
+        assert_eq!(act, Act::FindWatch("x".to_owned()));
+        assert_eq!(claim.next(Event::Watched(true)), Act::Pause);
+        assert_eq!(claim.next(Event::Paused), Act::Look);
+    }
+    // Librbd finds out whether it is dead. No write of it is under way, and its hosts may resume.
+    assert_eq!(claim.next(Event::Seen(given_back.clone(), lock())), Act::Lock);
+    assert_eq!(claim.next(Event::Locked(Some("y".to_owned()))), Act::Look);
+    let locked = Event::Seen(given_back, Some("y".to_owned()));
+    assert_eq!(claim.next(locked), Act::NewestMap);
+    let act = claim.next(Event::HasMap);
+    let Act::Swap(8, swapped) = act else { panic!("{act:?}") };
+    assert_eq!((swapped.epoch, swapped.lineage, swapped.closing.as_str()), (9, 0, ""));
+    // Another client than the one that closes it is foreign.
+    let other = OwnerNote { epoch: 8, closing: "w".to_owned(), ..note("") };
+    assert!(!other.is_closing(Some("x")) && !OwnerNote::default().is_closing(None));
 }
 
 /// The owner does not answer: the cluster drops it when it is dead.
@@ -588,7 +622,7 @@ fn the_holder_does_not_wait_for_the_claim_of_a_host_that_may_not_have_the_image(
         assert_eq!(claim.next(seen()), Act::ReadHolder, "{weak:?}");
         assert_eq!(claim.next(Event::Holder(Some(AccessMode::Exclusive))), Act::Ask);
         assert_eq!(claim.wish(), returns(1));
-        assert_eq!(claim.next(Event::Answered(None)), Act::Fence("x".to_owned()), "{weak:?}");
+        silent(&mut claim);
     }
     // The owner answers the weaker question, and is asked the stronger one.
     let mut claim = claim(Wish::Fresh, true);
@@ -615,7 +649,7 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
         if claim.next(seen()) == Act::ReadHolder {
             assert_eq!(claim.next(Event::Holder(holder)), Act::Ask);
         }
-        assert_eq!(claim.next(Event::Answered(None)), Act::Fence("x".to_owned()));
+        silent(&mut claim);
         assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
         claim.next(Event::Broken(true));
         assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
@@ -652,22 +686,22 @@ fn only_the_holder_and_a_take_over_disturb_an_owner() {
         (Wish::TakeOver, true, true),
     ] {
         let seen = || Event::Seen(note("x"), Some("x".to_owned()));
-        let mut silent = claim(wish, may_break);
-        assert_eq!(asks(&mut silent, seen()), Act::Ask);
+        let mut asking = claim(wish, may_break);
+        assert_eq!(asks(&mut asking, seen()), Act::Ask);
         if breaks {
-            assert_eq!(silent.next(Event::Answered(None)), Act::Fence("x".to_owned()), "{wish:?}");
+            silent(&mut asking);
         } else {
             // The cluster finds out whether the owner is dead.
-            outlives(&mut silent);
+            outlives(&mut asking);
             for _ in 1..PAUSES_OF_DEAD {
-                assert_eq!(silent.next(seen()), Act::FindWatch("x".to_owned()));
-                assert_eq!(silent.next(Event::Watched(true)), Act::Pause);
-                assert_eq!(silent.next(Event::Paused), Act::Look);
+                assert_eq!(asking.next(seen()), Act::FindWatch("x".to_owned()));
+                assert_eq!(asking.next(Event::Watched(true)), Act::Pause);
+                assert_eq!(asking.next(Event::Paused), Act::Look);
             }
-            assert_eq!(silent.next(seen()), Act::FindWatch("x".to_owned()));
-            silent.next(Event::Watched(true));
-            silent.next(Event::Paused);
-            assert_eq!(silent.next(seen()), Act::End(Outcome::Elsewhere(note("x"))));
+            assert_eq!(asking.next(seen()), Act::FindWatch("x".to_owned()));
+            asking.next(Event::Watched(true));
+            asking.next(Event::Paused);
+            assert_eq!(asking.next(seen()), Act::End(Outcome::Elsewhere(note("x"))));
         }
         let mut stays = claim(wish, may_break);
         asks(&mut stays, seen());
