@@ -58,6 +58,7 @@ pub use schema::rule::{Key, RetiredKey, Schema};
 pub use setting::connection_protection::{Auth, Encrypt};
 pub use setting::digest_wish::{DigestWish, DigestWishError};
 pub use setting::on_loss::OnLoss;
+pub use setting::paths::Paths;
 pub use setting::rate_limits::{ByteRate, Limits};
 pub use setting::spin_key::Spin;
 pub use setting::transport_keys::TransportKeys;

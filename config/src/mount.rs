@@ -18,6 +18,7 @@ use crate::schema::text_rules::{ADDRESS, KEY_FILE, MEMORY_FILE, NAME};
 use crate::setting::connection_protection::Encrypt;
 use crate::setting::digest_wish::DigestWish;
 use crate::setting::on_loss::OnLoss;
+use crate::setting::paths::Paths;
 use crate::setting::transport_keys::{TRANSPORT_KEYS, TransportKeys};
 use crate::units::{ByteSize, Duration};
 
@@ -134,6 +135,12 @@ key_table! {
         /// the mount goes back to it, after the requests in flight are done. 0s never goes back.
         pub failback: Duration = Duration::from_secs(30)
             => Key::span(Duration::from_secs(0), Duration::from_secs(86_400));
+        /// How the addresses are used. "failover": one at a time, the first that answers. "all":
+        /// all at once, up to eight. A path that dies then stalls only the requests that were under
+        /// way on it, and large requests use every path. `failback` has no meaning then. A target
+        /// that does not know that is used with "failover".
+        pub paths: Paths = Paths::Failover
+            => Key::word(Paths::WORDS).more("fail.md#all-addresses-at-once");
         /// How long the mount command waits for a target that cannot be reached yet.
         pub wait: Duration = Duration::from_secs(0)
             => Key::span(Duration::from_secs(0), Duration::from_secs(WAIT_MAX_DAYS * 86_400))
@@ -173,6 +180,12 @@ impl MountConfig {
     #[must_use]
     pub fn new(target: impl Into<String>, volume: impl Into<String>) -> Self {
         Self { target: vec![target.into()], volume: volume.into(), ..Self::default() }
+    }
+
+    /// Whether all addresses are used at once.
+    #[must_use]
+    pub fn uses_all_paths(&self) -> bool {
+        self.paths == Paths::All
     }
 
     /// Loads one file.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use rblk_config::{
     Auth, BackingConfig, ByteRate, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt,
-    HostConfig, HugePages, Limits, MountConfig, OnLoss, Spin, StoreKind, TargetConfig,
+    HostConfig, HugePages, Limits, MountConfig, OnLoss, Paths, Spin, StoreKind, TargetConfig,
     TransportKeys, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
@@ -307,7 +307,10 @@ prop_compose! {
         max_io in power(12..=22),
         (read_only, shared) in prop::sample::select(vec![(false, false), (true, false), (false, true)]),
         retain in 0u64..=16 << 20,
-        on_loss in prop::sample::select(vec![OnLoss::Once, OnLoss::UntilRemount]),
+        (on_loss, paths) in (
+            prop::sample::select(vec![OnLoss::Once, OnLoss::UntilRemount]),
+            prop::sample::select(vec![Paths::Failover, Paths::All]),
+        ),
         device_id in prop::option::of(0u32..1 << 20),
         reconnect_delay in micros(10_000..=300_000_000),
         fail_after in prop::option::of(micros(0..=2_592_000_000_000)),
@@ -344,6 +347,7 @@ prop_compose! {
         config.detect = detect;
         config.connect_timeout = connect_timeout;
         config.failback = failback;
+        config.paths = paths;
         config.wait = wait;
         config.host_name = host_name;
         config.digest = digest;

@@ -590,7 +590,7 @@ fn mounts() {
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
                  digest, shared_memory, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
-                 failback, wait, host_name, target_keys, key_file, spin, encrypt, relaxed_ordering, tos, ack_timeout",
+                 failback, paths, wait, host_name, target_keys, key_file, spin, encrypt, relaxed_ordering, tos, ack_timeout",
             ),
         ],
     );

@@ -21,6 +21,35 @@ pub struct LoginRequest {
     pub host_name: Name,
     /// How long the target keeps the session when it hears nothing of it.
     pub keep_alive_ms: u32,
+    /// `None`: the LOGIN ends all older epochs of the session.
+    pub join: Option<Join>,
+}
+
+/// A LOGIN that lets the other epochs of its session live. Only where [`crate::Features::WAYS`] was
+/// agreed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Join {
+    /// An epoch since the last LOGIN that joined nothing. So a process of the host that was
+    /// superseded meanwhile is refused.
+    pub beside: Epoch,
+    /// The last epoch of the same way, which ends. The LOGIN is answered when its connections are
+    /// gone.
+    pub ends: Option<Epoch>,
+}
+
+impl Join {
+    /// From the wire, where 0 is none.
+    fn from_wire(beside: u32, ends: u32) -> Result<Option<Self>, BodyError> {
+        match (beside, ends) {
+            (0, 0) => Ok(None),
+            (0, _) => Err("a LOGIN that ends one epoch and joins none"),
+            (beside, ends) if beside == ends => Err("a LOGIN that ends the epoch that it joins"),
+            (beside, ends) => {
+                let ends = (ends != 0).then_some(Epoch(ends));
+                Ok(Some(Self { beside: Epoch(beside), ends }))
+            }
+        }
+    }
 }
 
 /// Answer to LOGIN.
@@ -175,7 +204,9 @@ struct WireLogin {
     host: [u8; 16],
     host_name: [u8; NAME_BYTES],
     keep_alive_ms: U32,
-    reserved: [u8; 12],
+    beside: U32,
+    ends: U32,
+    reserved: [u8; 4],
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -260,7 +291,9 @@ impl LoginRequest {
             host: self.host.0,
             host_name: self.host_name.to_wire(),
             keep_alive_ms: self.keep_alive_ms.into(),
-            reserved: [0; 12],
+            beside: self.join.map_or(0, |join| join.beside.0).into(),
+            ends: self.join.and_then(|join| join.ends).map_or(0, |ends| ends.0).into(),
+            reserved: [0; 4],
         };
         zerocopy::transmute!(wire)
     }
@@ -276,6 +309,7 @@ impl LoginRequest {
             host: HostId(wire.host),
             host_name: Name::from_wire(&wire.host_name).map_err(|_| NAME)?,
             keep_alive_ms: wire.keep_alive_ms.get(),
+            join: Join::from_wire(wire.beside.get(), wire.ends.get())?,
         })
     }
 }
@@ -492,8 +526,15 @@ mod tests {
 
     #[test]
     fn bodies_round_trip() {
-        let login = LoginRequest { host: HostId([1; 16]), host_name: name(), keep_alive_ms: 5000 };
-        assert_eq!(LoginRequest::from_wire(&login.to_wire()), Ok(login));
+        for join in [
+            None,
+            Some(Join { beside: Epoch(1), ends: None }),
+            Some(Join { beside: Epoch(7), ends: Some(Epoch(3)) }),
+        ] {
+            let (host, host_name) = (HostId([1; 16]), name());
+            let login = LoginRequest { host, host_name, keep_alive_ms: 5000, join };
+            assert_eq!(LoginRequest::from_wire(&login.to_wire()), Ok(login));
+        }
         let reply = LoginReply {
             session: SessionId([2; 16]),
             epoch: Epoch(1),
@@ -535,6 +576,33 @@ mod tests {
         assert_eq!(AsyncEvent::from_wire(4), Some(AsyncEvent::Upgrading));
         assert_eq!(AsyncEvent::from_wire(5), None, "of a later version: it may be ignored");
         assert_eq!(AsyncEvent::from_wire(0), None);
+    }
+
+    #[test]
+    fn login_request_golden_bytes() {
+        let login = LoginRequest {
+            host: HostId([1; 16]),
+            host_name: name(),
+            keep_alive_ms: 0x0102,
+            join: Some(Join { beside: Epoch(0x0304), ends: Some(Epoch(0x0203)) }),
+        };
+        let mut golden = vec![1; 16];
+        golden.extend(b"vol0");
+        golden.extend([0; 60]);
+        golden.extend([2, 1, 0, 0, 4, 3, 0, 0, 3, 2, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(login.to_wire().as_slice(), golden);
+        assert_eq!(LoginRequest::from_wire(&golden), Ok(login));
+        // A LOGIN that joins nothing has the bytes of one of an end without ways.
+        golden[84..92].fill(0);
+        let alone = LoginRequest { join: None, ..login };
+        assert_eq!(LoginRequest::from_wire(&golden), Ok(alone));
+        golden[88] = 3;
+        assert!(LoginRequest::from_wire(&golden).is_err(), "it ends one and joins none");
+        golden[84] = 3;
+        assert!(LoginRequest::from_wire(&golden).is_err(), "it ends the one that it joins");
+        golden[84..].fill(0);
+        golden[92] = 1;
+        assert_eq!(LoginRequest::from_wire(&golden), Err(RESERVED));
     }
 
     #[test]

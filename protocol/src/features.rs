@@ -30,6 +30,11 @@ impl Features {
     /// command where it is to stay, without knowing how many capsules there are.
     pub const DATA_FIRST: Self = Self(64);
 
+    /// A session may have several epochs at a time, one for each way of its host to the target: a
+    /// LOGIN may [join](crate::Join) it, and [`Drop`](crate::Opcode::Drop) ends epochs. On admin
+    /// connections.
+    pub const WAYS: Self = Self(128);
+
     /// Whether it has all of `other`.
     #[must_use]
     pub fn has(self, other: Self) -> bool {

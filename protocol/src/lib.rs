@@ -77,6 +77,7 @@ mod capsule;
 mod command_list;
 mod descriptor;
 pub mod digest;
+mod drop_request;
 mod features;
 mod hello;
 mod identifiers;
@@ -94,13 +95,14 @@ mod version;
 pub mod width;
 
 pub use admin_bodies::{
-    AccessMode, AsyncEvent, LoginReply, LoginRequest, OpenReply, OpenRequest, VolumeEntry,
+    AccessMode, AsyncEvent, Join, LoginReply, LoginRequest, OpenReply, OpenRequest, VolumeEntry,
     VolumeFlags, VolumeListHeader,
 };
 pub use capsule::{CapsuleError, CommandCapsule, CommandFlags, ResponseCapsule};
 pub use command_list::CommandList;
 pub use descriptor::KeyedDescriptor;
 pub use digest::{DataDigests, ReadTrailer};
+pub use drop_request::DropRequest;
 pub use features::Features;
 pub use hello::{ConnectionKind, HelloAccept, HelloError, HelloReject, HelloRequest, RejectReason};
 pub use identifiers::{

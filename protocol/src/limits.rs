@@ -84,6 +84,10 @@ pub const QUEUES_MAX: u16 = 64;
 /// target lost.
 pub const MOUNT_QPS_MAX: u16 = QUEUES_MAX - 1;
 
+/// Ways of one mount to its target: so many epochs of a session live at a time, each with an admin
+/// connection. The queues of all ways together are [`MOUNT_QPS_MAX`] at most.
+pub const WAYS_MAX: u16 = 8;
+
 /// Most QPs (lanes) of one hardware queue of an initiator. For the target each is a queue.
 pub const LANES_MAX: u16 = 4;
 

@@ -52,11 +52,23 @@ pub enum Mutation {
     RecordOfNeighbours,
     /// OPEN in a new generation is answered before the writes of the previous holder are durable.
     OpenUnsettled,
+    /// DROP is answered while connections of its epochs are left.
+    WayDropEarly,
+    /// Only the first poll group ends the connections of an epoch that is dropped.
+    WayDropForgetsGroup,
+    /// A LOGIN in an epoch that was dropped before is accepted.
+    WayLateLogin,
+    /// A LOGIN that resumes a session lets its older epochs live.
+    WayResumeKeeps,
+    /// A write of a dead way is sent again before the target has ended its epoch.
+    WaySkipsDrop,
+    /// A request of a dead way is sent again while its QPs are not destroyed.
+    WayReadEarly,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Self, &'static str); 21] = [
+    pub const ALL: [(Self, &'static str); 27] = [
         (Self::EpochOrderLogin, "epoch_order_login"),
         (Self::EpochOrderBurial, "epoch_order_burial"),
         (Self::BufferReuseTarget, "buffer_reuse_target"),
@@ -78,6 +90,12 @@ impl Mutation {
         (Self::RecordOfCacheMode, "record_of_cache_mode"),
         (Self::RecordOfNeighbours, "record_of_neighbours"),
         (Self::OpenUnsettled, "open_unsettled"),
+        (Self::WayDropEarly, "way_drop_early"),
+        (Self::WayDropForgetsGroup, "way_drop_forgets_group"),
+        (Self::WayLateLogin, "way_late_login"),
+        (Self::WayResumeKeeps, "way_resume_keeps"),
+        (Self::WaySkipsDrop, "way_skips_drop"),
+        (Self::WayReadEarly, "way_read_early"),
     ];
 
     /// Whether this fault is switched on. Never, without the feature `mutations`.

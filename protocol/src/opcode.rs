@@ -34,11 +34,15 @@ pub enum Opcode {
     /// First command on an admin connection whose ends prove their keys. In and out: the first two
     /// messages of the handshake ([`crate::auth`]).
     Authenticate = 0x27,
+    /// Ends epochs of the session. In: [`crate::DropRequest`]. The target answers it when no
+    /// connection of these epochs is left: nothing that was sent by them has an effect any more.
+    /// Only where [`crate::Features::WAYS`] was agreed.
+    Drop = 0x28,
 }
 
 impl Opcode {
     /// All of them, for tests and tables.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Read,
         Self::Write,
         Self::Flush,
@@ -53,6 +57,7 @@ impl Opcode {
         Self::AsyncEvent,
         Self::Logout,
         Self::Authenticate,
+        Self::Drop,
     ];
 
     /// From the wire.
@@ -84,7 +89,8 @@ mod tests {
     #[test]
     fn wire_bytes_are_frozen() {
         let bytes: Vec<u8> = Opcode::ALL.iter().map(|o| *o as u8).collect();
-        assert_eq!(bytes, [1, 2, 3, 4, 5, 0x10, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27]);
+        assert_eq!(bytes[..6], [1, 2, 3, 4, 5, 0x10]);
+        assert_eq!(bytes[6..], [0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28]);
         let known = (0..=255u8).filter_map(Opcode::from_wire).count();
         let blocks = Opcode::ALL.into_iter().filter(|o| o.is_block());
         assert!(blocks.eq([

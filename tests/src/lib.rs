@@ -19,6 +19,7 @@ pub mod program;
 pub mod raw;
 pub mod relay;
 pub mod runs;
+pub mod several_ways;
 pub mod sim;
 pub mod storm;
 pub mod two_volumes;

@@ -12,6 +12,8 @@ use rblk_fabric::{
 };
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
+use rblk_initiator::engine::ways::WayIndex;
+use rblk_initiator::engine::ways::choice::WayTerms;
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_operate::mount::queue_counts::QueueCounts;
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
@@ -643,6 +645,8 @@ fn connect(
         epoch,
         volume: VolumeHandle(1),
         lane_bytes: 1,
+        way: WayIndex::FIRST,
+        way_terms: WayTerms::default(),
     };
     (path, mouth, others)
 }

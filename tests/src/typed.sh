@@ -19,7 +19,7 @@ step() {
 # file PATH TEXT: its directory is there.
 file() {
     echo "# write $1"
-    known "$2" >"$1" || die "$1 cannot be written"
+    { known "$2" && echo; } >"$1" || die "$1 cannot be written"
 }
 # line PATH TEXT
 line() {

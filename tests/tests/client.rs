@@ -2,16 +2,18 @@
 //! are killed, hosts that are fenced, and handles that are dropped in every state.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rblk_client::{
     Buffer, Completion, Config, OpenError, Options, Queue, Reason, Request, State, Volume,
 };
-use rblk_config::{ByteSize, OnLoss};
+use rblk_config::{ByteSize, OnLoss, Paths};
 use rblk_rig::seed::Random;
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{DEADLINE, Target, wait_for};
+use rblk_tests::relay::Relay;
 
 #[path = "../../initiator/client/examples/tour.rs"]
 #[allow(dead_code)] // its `main`
@@ -185,6 +187,74 @@ fn queues_in_threads_of_their_own_read_what_was_written() {
             assert_eq!((counts.errors, counts.copied_bytes), (0, 0), "{counts:?}");
             assert!(counts.answered > 60 && counts.read_bytes > 0);
         }
+        volume.close().unwrap();
+        assert_ended(&target);
+    }
+}
+
+/// Two addresses are used at once, and each dies in turn while both carry requests. No request
+/// fails or reads wrong data, the target is never lost, and the address is used again.
+#[test]
+fn one_of_two_ways_dies_again_and_again() {
+    for cache in ["none", "write-back"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, _) = start(dir.path(), cache);
+        let relays = [Relay::new(&target.address), Relay::new(&target.address)];
+        relays.iter().for_each(Relay::listen);
+        let mut config = config(&target);
+        config.target = relays.iter().map(|relay| relay.address.to_string()).collect();
+        (config.paths, config.queues, config.lanes) = (Paths::All, Some(2), Some(1));
+        let mut volume = Options::new(config).open().unwrap();
+        let queues: Vec<_> = std::iter::from_fn(|| volume.queue()).collect();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let threads = queues.into_iter().enumerate().map(|(number, mut queue)| {
+            let is_over = Arc::clone(&is_over);
+            std::thread::spawn(move || {
+                let mut seed = number as u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    let model = exercise(&mut queue, number * 512, 512, seed, 20);
+                    seed += 2;
+                    for at in (0..model.len()).step_by(64 << 10) {
+                        let found = read(&mut queue, number * 512 * BLOCK + at, 64 << 10);
+                        assert!(found == model[at..at + (64 << 10)], "queue {number} at {at}");
+                    }
+                    // The next round begins with zeroes.
+                    queue
+                        .submit(Request::write_zeroes((number * 512 * BLOCK) as u64, 2 << 20))
+                        .unwrap();
+                    assert_eq!(next(&mut queue).result, Ok(0));
+                }
+                queue.counts()
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        // An admin connection and two queues for each way.
+        let both_after = |epoch: u32| {
+            let sessions = target.status().sessions;
+            assert_eq!(volume.state(), State::Connected);
+            // A probe has a session for a moment, too, and opens nothing.
+            let session = sessions.iter().find(|session| !session.volumes.is_empty());
+            let session = session.expect("the session");
+            (session.connections == 6 && session.epoch > epoch).then_some(session.epoch)
+        };
+        let mut epoch = wait_for("both ways", || both_after(1));
+        for round in 0..6 {
+            let relay = &relays[round % 2];
+            relay.cut();
+            // The way is tried again, and its address refuses for a while.
+            if round >= 4 {
+                relay.refuse();
+                relay.cut();
+                std::thread::sleep(4 * MOMENT);
+                relay.listen();
+            }
+            epoch = wait_for("both ways again", || both_after(epoch));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let counts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let lost: u64 = counts.iter().map(|counts| counts.paths_lost).sum();
+        assert!(lost >= 12, "{counts:?}");
+        assert!(counts.iter().all(|counts| counts.errors == 0), "{counts:?}");
         volume.close().unwrap();
         assert_ended(&target);
     }

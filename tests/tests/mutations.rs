@@ -1,5 +1,6 @@
-//! The simulation finds each deliberate fault of [`Mutation`], and the model of runs finds the
-//! faults of records. A fault that neither finds is a hole in them.
+//! The simulation finds each deliberate fault of [`Mutation`], but for those of records, which the
+//! model of runs finds, and those of ways, which [`several_ways`] finds. A fault that none finds is
+//! a hole in them.
 //!
 //! ```text
 //! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture
@@ -14,9 +15,9 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use rblk_protocol::Mutation;
-use rblk_tests::runs;
 use rblk_tests::sim::{Plan, World};
 use rblk_tests::storm::seeds;
+use rblk_tests::{runs, several_ways};
 
 /// Seeds to try for each fault.
 const SEEDS: u64 = 1500;
@@ -28,6 +29,15 @@ const FOUND_BY_RUNS: [Mutation; 4] = [
     Mutation::RecordOfOthers,
     Mutation::RecordOfCacheMode,
     Mutation::RecordOfNeighbours,
+];
+/// The faults that two ways find.
+const FOUND_BY_WAYS: [Mutation; 6] = [
+    Mutation::WayDropEarly,
+    Mutation::WayDropForgetsGroup,
+    Mutation::WayLateLogin,
+    Mutation::WayResumeKeeps,
+    Mutation::WaySkipsDrop,
+    Mutation::WayReadEarly,
 ];
 /// Processes at a time.
 const THREADS: usize = 2;
@@ -87,8 +97,11 @@ fn try_one(name: &str) -> Result<String, String> {
 #[ignore = "run by other tests"]
 fn run_with_mutation() {
     let by_runs = FOUND_BY_RUNS.iter().any(|mutation| mutation.is_on());
+    let by_ways = FOUND_BY_WAYS.iter().any(|mutation| mutation.is_on());
     let try_seed = |seed| {
-        if by_runs {
+        if by_ways {
+            several_ways::run(seed);
+        } else if by_runs {
             let _ = runs::World::run(runs::Plan::random(seed, runs::Kind::Memory));
         } else {
             let _ = World::run(Plan::random(seed));

@@ -44,6 +44,7 @@ key_values!(
     crate::Spin,
     crate::DigestWish,
     crate::OnLoss,
+    crate::Paths,
     crate::Encrypt,
 );
 

@@ -1,4 +1,4 @@
-//! [`ActivePath`]: the path an engine works on: its CQ, its lanes, and the lane of each request.
+//! [`ActivePath`]: a path that an engine works on: its CQ, its lanes, and the lane of each request.
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ use super::path::{DeadPath, Path, Tested};
 use super::pulse::Pulse;
 use super::stats::QueueStats;
 use super::terms::PathTerms;
+use super::ways::WayIndex;
+use super::ways::choice::{WayLoad, WayTerms};
 
 /// The content of a completion.
 pub(super) enum LaneArrival {
@@ -52,7 +54,8 @@ pub(super) struct ActivePath {
     // Some lane may have WRs to post.
     has_wrs: bool,
     lanes: Box<[Lane]>,
-    // By tag, the lane of a request under way.
+    // By tag, the lane of the last request sent by this path. `NONE` if there is none, or if the
+    // tag's last request was sent by the path of another way.
     lane_of: Box<[LaneIndex]>,
 }
 
@@ -61,10 +64,11 @@ impl ActivePath {
     /// of a path that cannot be taken over, or does not `fit` the queue.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
         let Path { mut poller, connections, proofs, memory, accept, epoch, volume, .. } = path;
-        let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
-        let lane_bytes = path.lane_bytes;
+        let (lane_bytes, way, way_terms) = (path.lane_bytes, path.way, path.way_terms);
+        let lane_of = vec![LaneIndex::NONE; usize::from(accept.depth.get())].into_boxed_slice();
         if let Some(Tested { lanes, sequence }) = path.tested {
             let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
+            let terms = terms.of_way(way, way_terms);
             let lanes = lanes.into_iter().enumerate();
             let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
             let path =
@@ -90,9 +94,10 @@ impl ActivePath {
             }
             let attached: Vec<_> = qps.iter().filter_map(|qp| poller.detach(*qp)).collect();
             let connections = attached.into_iter().chain(left).collect();
-            return Err(Box::new(DeadPath { connections, poller, memory }));
+            return Err(Box::new(DeadPath { connections, poller, memory, way }));
         }
         let terms = PathTerms::new(memory, accept, epoch, volume, lane_bytes);
+        let terms = terms.of_way(way, way_terms);
         let mut sequence = Sequence(0);
         let lanes = qps.iter().enumerate().map(|(index, qp)| {
             sequence = sequence.next();
@@ -112,15 +117,16 @@ impl ActivePath {
     /// Ends the path, and returns its remains: the QPs are in the error state.
     pub(super) fn end(self) -> DeadPath {
         let Self { mut poller, terms, lanes, .. } = self;
+        let way = terms.way();
         if Mutation::BufferReuseInitiator.is_on() {
-            return DeadPath { connections: Vec::new(), poller, memory: terms.into_memory() };
+            return DeadPath { connections: Vec::new(), poller, memory: terms.into_memory(), way };
         }
         // Fail all lanes first.
         for lane in &lanes {
             poller.fail(lane.qp());
         }
         let connections = lanes.iter().filter_map(|lane| poller.detach(lane.qp())).collect();
-        DeadPath { connections, poller, memory: terms.into_memory() }
+        DeadPath { connections, poller, memory: terms.into_memory(), way }
     }
 
     /// Every lane has passed its self-test: requests may be sent.
@@ -132,6 +138,25 @@ impl ActivePath {
     #[inline]
     pub(super) fn terms(&self) -> &PathTerms {
         &self.terms
+    }
+
+    /// Its way.
+    #[inline]
+    pub(super) fn way(&self) -> WayIndex {
+        self.terms.way()
+    }
+
+    /// What is known of its way.
+    pub(super) fn way_terms(&self) -> WayTerms {
+        self.terms.way_terms()
+    }
+
+    /// What it owes.
+    pub(super) fn load(&self) -> WayLoad {
+        WayLoad {
+            unanswered: self.lanes.iter().map(Lane::awaited).sum(),
+            awaited_bytes: self.lanes.iter().map(Lane::awaited_bytes).min().unwrap_or(0),
+        }
     }
 
     /// The CQ of all lanes.
@@ -238,6 +263,18 @@ impl ActivePath {
     #[inline]
     pub(super) fn went_by(&self, tag: Tag, index: LaneIndex) -> bool {
         self.lane_of.get(tag.index()) == Some(&index)
+    }
+
+    /// Whether a request under way went by this path.
+    pub(super) fn carries(&self, tag: Tag) -> bool {
+        self.lane_of.get(tag.index()).is_some_and(|index| *index != LaneIndex::NONE)
+    }
+
+    /// A request of that tag was sent by the path of another way.
+    pub(super) fn sent_by_other(&mut self, tag: Tag) {
+        if let Some(index) = self.lane_of.get_mut(tag.index()) {
+            *index = LaneIndex::NONE;
+        }
     }
 
     /// A request of that lane was answered.

@@ -9,6 +9,8 @@ pub(super) struct LaneIndex(pub(super) u8);
 impl LaneIndex {
     /// The lane of small commands, and of work without a lane.
     pub(super) const FIRST: Self = Self(0);
+    /// No lane.
+    pub(super) const NONE: Self = Self(u8::MAX);
 }
 
 /// An answer, by immediate or in a list.

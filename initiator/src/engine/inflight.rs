@@ -138,16 +138,20 @@ impl Inflight {
         }
     }
 
-    /// The path died: every sent request waits again. Returns their number.
-    pub(crate) fn path_lost(&mut self) -> usize {
-        let lost = self.sent;
-        for state in &mut self.states {
-            if let TagState::Sent(io, _) = *state {
+    /// A path died: every request sent by it waits again. `was_sent_by_it` says which of the sent
+    /// ones that are. Returns their number.
+    pub(crate) fn path_lost(&mut self, mut was_sent_by_it: impl FnMut(Tag, &Io) -> bool) -> usize {
+        let mut lost = 0;
+        for (state, tag) in self.states.iter_mut().zip(0..) {
+            if let TagState::Sent(io, _) = *state
+                && was_sent_by_it(Tag(tag), &io)
+            {
                 *state = TagState::Queued(sent_again(io));
+                lost += 1;
             }
         }
         self.queued += lost;
-        self.sent = 0;
+        self.sent -= lost;
         lost
     }
 
@@ -197,7 +201,16 @@ mod tests {
             Err(WrongState(0)),
             "stale answer"
         );
-        assert_eq!(table.path_lost(), 1);
+        let mut asked = Vec::new();
+        let mut lost = |by_it: bool| {
+            table.path_lost(|tag, io| {
+                asked.push((tag, *io));
+                by_it
+            })
+        };
+        assert_eq!([lost(false), lost(true), lost(true)], [0, 1, 0]);
+        assert_eq!(asked, [(Tag(0), io(1)); 2], "the sent ones");
+        assert_eq!((table.queued(), table.sent()), (1, 0));
         assert_eq!(table.data_bytes(), 512, "it is sent again");
         assert_eq!(
             table.answer(Tag(0), |_, _| true),

@@ -253,6 +253,12 @@ impl Lane {
         self.awaited_bytes -= u64::from(bytes);
     }
 
+    /// Requests under way on this lane.
+    #[inline]
+    pub(super) fn awaited(&self) -> u32 {
+        self.awaited
+    }
+
     /// Bytes of the data of requests under way on this lane.
     #[inline]
     pub(super) fn awaited_bytes(&self) -> u64 {

@@ -7,6 +7,9 @@
 //! the agreed verbs. A path that fails the test is given back with [`PathEnd::SelfTest`], so that
 //! control can ask for fewer features.
 //!
+//! A queue with [several ways](Engine::allow_ways) has several paths at once
+//! ([`way_paths`]).
+//!
 //! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing under
 //! way. With a [`Pulse`] it gives up a path on which the target owes an answer and is silent.
 //!
@@ -35,12 +38,14 @@ pub mod pulse;
 mod stats;
 mod terms;
 mod tested;
+mod way_paths;
+pub mod ways;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, FabricError, Region, WcStatus};
+use rblk_fabric::{Completion, FabricError, Poller, Region, WcStatus};
 use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 use rblk_runtime::{Micros, Moment};
@@ -50,6 +55,8 @@ use self::inflight::{Inflight, WrongState};
 use self::io::{Io, IoOp};
 use self::path::{DataMemory, DataPlace, DeadPath, Path};
 use self::pulse::Pulse;
+use self::ways::WayIndex;
+use self::ways::limbo::OldCopy;
 use active_path::{ActivePath, BeatDue, LaneArrival, broken};
 use answer::CommandAnswer;
 pub use digests::DigestFailure;
@@ -57,6 +64,7 @@ use digests::{AnswerVerdict, Digests};
 pub use latency::QueueLatency;
 use latency::RequestTimes;
 pub use stats::QueueStats;
+use way_paths::WayPaths;
 
 /// Time limit of the self-test.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
@@ -96,6 +104,8 @@ struct UnsentState {
     failing: Option<i32>,
     // A turn may have to send or fail some request.
     backlog: bool,
+    // A new request may be sent at once, by the one path of the queue.
+    open: bool,
 }
 
 impl UnsentState {
@@ -119,7 +129,14 @@ pub struct Engine {
     // Limit of the data of one request: the rest of a buffer is for its trailer.
     data_max: usize,
     inflight: Inflight,
+    // The present path: the only one of a queue with one way.
     path: Option<ActivePath>,
+    // The other paths of a queue with several ways.
+    ways: Option<Box<WayPaths>>,
+    // Some path has passed its self-test.
+    connected: bool,
+    // Some path has not.
+    testing: bool,
     ended: Vec<(PathEnd, DeadPath)>,
     pulse: Option<Pulse>,
     waiting: UnsentState,
@@ -137,7 +154,7 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("depth", &self.depth)
-            .field("connected", &self.path.is_some())
+            .field("connected", &self.connected)
             .field("waiting", &self.waiting)
             .finish_non_exhaustive()
     }
@@ -159,6 +176,9 @@ impl Engine {
             data_max: buffer_stride,
             inflight: Inflight::new(depth),
             path: None,
+            ways: None,
+            connected: false,
+            testing: false,
             ended: Vec::new(),
             pulse: None,
             waiting: UnsentState::default(),
@@ -192,7 +212,7 @@ impl Engine {
     /// ends: it has registered others. A next path that was not made with these memories is not
     /// usable.
     pub(crate) fn replace_shared(&mut self, memories: &Arc<[Arc<Region>]>) {
-        self.end_path(PathEnd::Dropped);
+        self.disconnect();
         self.shared = memories.len();
         self.memories = Some(Arc::clone(memories));
     }
@@ -228,6 +248,7 @@ impl Engine {
     pub fn hold(&mut self, held: bool) {
         self.waiting.held = held;
         self.waiting.backlog = true;
+        self.look_at_paths();
     }
 
     /// Whether every sent request is answered: if the path ends now, nothing is sent twice.
@@ -246,7 +267,19 @@ impl Engine {
     /// Whether requests are being sent.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.path.as_ref().is_some_and(ActivePath::is_ready)
+        self.connected
+    }
+
+    /// A path has come, was tested or has ended, or requests are held or not.
+    #[cold]
+    fn look_at_paths(&mut self) {
+        let parked = self.ways.iter().flat_map(|ways| ways.parked());
+        self.testing = self.path.iter().chain(parked).any(|path| !path.is_ready());
+        self.connected = match &self.ways {
+            Some(ways) => ways.are_connected(),
+            None => self.path.as_ref().is_some_and(ActivePath::is_ready),
+        };
+        self.waiting.open = self.connected && self.ways.is_none() && self.waiting.lets_send();
     }
 
     /// Unanswered requests.
@@ -261,33 +294,54 @@ impl Engine {
         self.inflight.data_bytes()
     }
 
-    /// The path's CQ, for arming and sleeping.
-    pub(crate) fn poller_mut(&mut self) -> Option<&mut (dyn rblk_fabric::Poller + 'static)> {
+    /// The CQ of the present path, for arming and sleeping.
+    pub(crate) fn poller_mut(&mut self) -> Option<&mut (dyn Poller + 'static)> {
         self.path.as_mut().map(ActivePath::poller_mut)
     }
 
-    /// Asks the path's CQ for an event at its next completion: call it before a sleep, and poll
-    /// once more afterwards. Returns false when the CQ is broken, for example after the removal of
-    /// the device: the path has ended then.
+    /// The CQ of each path, with its way.
+    #[inline]
+    pub(crate) fn each_poller(
+        &mut self,
+        mut each: impl FnMut(WayIndex, &mut (dyn Poller + 'static)),
+    ) {
+        if let Some(path) = &mut self.path {
+            each(path.way(), path.poller_mut());
+        }
+        let Some(ways) = &mut self.ways else { return };
+        for path in ways.parked_mut() {
+            each(path.way(), path.poller_mut());
+        }
+    }
+
+    /// The CQ of the path of that way.
+    pub(crate) fn poller_of(&mut self, way: WayIndex) -> Option<&mut (dyn Poller + 'static)> {
+        self.path_of(way).map(ActivePath::poller_mut)
+    }
+
+    /// Asks the CQ of each path for an event at its next completion: call it before a sleep, and
+    /// poll once more afterwards. Returns false when a CQ is broken, for example after the removal
+    /// of the device: the path has ended then.
     pub fn arm(&mut self) -> bool {
+        if self.ways.is_some() {
+            return self.arm_ways();
+        }
         let Some(path) = self.path.as_mut() else { return true };
         let Err(error) = path.poller_mut().arm() else { return true };
         self.cq_broke(&error);
         false
     }
 
-    /// Descriptors to sleep on, of the present path: one of them is readable when an armed CQ has a
-    /// completion.
+    /// Descriptors to sleep on, of the path of a queue with one way: one of them is readable when
+    /// an armed CQ has a completion.
     #[must_use]
     pub fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.path.as_ref().map_or([None, None], |path| path.poller().event_fds())
     }
 
-    /// Takes the event. Call it after each sleep.
+    /// Takes the events. Call it after each sleep.
     pub fn clear_event(&mut self) {
-        if let Some(path) = &mut self.path {
-            path.poller_mut().clear_event();
-        }
+        self.each_poller(|_, poller| poller.clear_event());
     }
 
     #[cold]
@@ -300,7 +354,7 @@ impl Engine {
     #[must_use]
     #[inline]
     pub(crate) fn has_deadline(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| !path.is_ready())
+        self.testing
     }
 
     /// Whether [`Self::take_ended`] returns an end.
@@ -330,6 +384,7 @@ impl Engine {
     pub fn set_failed(&mut self, errno: Option<i32>) {
         self.waiting.failing = errno;
         self.waiting.backlog = true;
+        self.look_at_paths();
     }
 
     /// Takes a request. It is sent at the end of the turn, or once there is a path.
@@ -344,8 +399,10 @@ impl Engine {
         }
         // A FLUSH may have to fail; only a turn decides that.
         let sendable = self.ledger.is_none() || io.op != IoOp::Flush;
-        if sendable && self.is_connected() && self.waiting.lets_send() {
+        if sendable && self.waiting.open {
             self.send(tag, io);
+        } else if sendable && self.connected && self.waiting.lets_send() {
+            self.send_by_choice(tag, io);
         } else {
             self.waiting.backlog = true;
         }
@@ -385,7 +442,7 @@ impl Engine {
 
     /// Moves the data of an unanswered request to another place, while there is no path.
     pub(crate) fn replace(&mut self, tag: Tag, place: DataPlace) {
-        debug_assert!(self.path.is_none() && place.memory.is_of(self.shared));
+        debug_assert!(!self.connected && !self.testing && place.memory.is_of(self.shared));
         if let Some(old) = self.places.get_mut(tag.index()) {
             *old = place;
         }
@@ -397,10 +454,22 @@ impl Engine {
         DataPlace::own(tag.index() * self.buffer_stride)
     }
 
-    /// Takes a new path; the present one ends first. The self-test is sent at once. On a path that
-    /// [was tested](Path::test), requests are sent instead.
+    /// Takes a new path; all others end first. The self-test is sent at once. On a path that [was
+    /// tested](Path::test), requests are sent instead. The target has ended every epoch before that
+    /// of the path.
     pub fn connect(&mut self, path: Path, now: Instant) {
-        self.end_path(PathEnd::Dropped);
+        self.disconnect();
+        if self.ways.is_some() {
+            self.end_all_limbo();
+            self.present(path.way);
+        } else if !path.accept.features.has(Features::DIGEST) {
+            self.digests.clear();
+        }
+        self.take_path(path, now);
+    }
+
+    /// Takes a path as the present one. There is none.
+    fn take_path(&mut self, path: Path, now: Instant) {
         // The path needs room for every tag, and buffers for the longest request.
         let digests = path.accept.features.has(Features::DIGEST);
         let room = self.buffer_stride - self.data_max;
@@ -409,28 +478,44 @@ impl Engine {
             && path.accept.io_max_bytes as usize >= self.data_max
             && self.has_memories(&path)
             && (!digests || has_room);
-        if !digests {
-            self.digests.clear();
-        }
+        let way = path.way;
         match ActivePath::begin(path, fits, now) {
             Ok(path) => {
                 self.waiting.backlog |= path.is_ready();
+                if let Some(ways) = &mut self.ways {
+                    ways.has_path(&path);
+                }
                 self.path = Some(path);
+                self.look_at_paths();
                 self.post();
             }
-            Err(dead) => self.ended.push((PathEnd::Unusable, *dead)),
+            Err(dead) => {
+                if let Some(ways) = &mut self.ways {
+                    // Its place takes no other path before this one is over.
+                    ways.died(way, dead.is_touched());
+                }
+                self.ended.push((PathEnd::Unusable, *dead));
+            }
         }
     }
 
-    /// Ends the present path, if there is one: every sent request waits again.
+    /// Ends every path, if there is one: every sent request waits again.
     pub fn disconnect(&mut self) {
-        self.end_path(PathEnd::Dropped);
+        self.end_paths(PathEnd::Dropped);
     }
 
-    /// Ends the path of a queue that waits no longer for answers. Control gets the end, and
+    /// Ends the paths of a queue that waits no longer for answers. Control gets the end, and
     /// connects again.
     pub(crate) fn give_up_path(&mut self) {
-        self.end_path(PathEnd::GivenUp);
+        self.end_paths(PathEnd::GivenUp);
+    }
+
+    fn end_paths(&mut self, end: PathEnd) {
+        self.end_path(end);
+        for way in self.way_places().iter() {
+            self.present(way);
+            self.end_path(end);
+        }
     }
 
     /// Fails the waiting requests once. No device may touch their buffers: dead paths are
@@ -445,16 +530,29 @@ impl Engine {
         // Requests under way may still write into our memory until the QPs are destroyed: see
         // `Undestroyed`. The keys die with the path.
         self.stats.digest_mismatches.add(u64::from(end == PathEnd::Corrupted));
+        let way = path.way();
+        let Self { inflight, ledger, ways, .. } = self;
+        let lost = inflight.path_lost(|tag, io| {
+            if !path.carries(tag) {
+                return false;
+            }
+            let was_flush = ledger.as_mut().is_some_and(|ledger| ledger.command_lost(tag));
+            if let Some(ways) = ways {
+                let op = if was_flush { IoOp::Flush } else { io.op };
+                ways.keep_copy(tag, OldCopy { way, op });
+            }
+            true
+        });
         let dead = path.end();
-        let lost = self.inflight.path_lost();
-        if let Some(ledger) = &mut self.ledger {
-            ledger.path_lost();
+        if let Some(ways) = ways {
+            ways.died(way, dead.is_touched());
         }
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
         self.stats.bad_records.add(dead.poller.counters().bad_records);
         self.waiting.backlog = true;
         self.ended.push((end, dead));
+        self.look_at_paths();
     }
 
     /// Sets the time of the turn, for requests that are submitted before [`Self::turn`].
@@ -470,8 +568,11 @@ impl Engine {
         self.begin_turn(moment);
         let now = moment.instant();
         self.stats.turns.add(1);
+        if self.ways.is_some() {
+            return self.turn_ways(now, &mut done);
+        }
         let mut busy = self.reap(&mut done);
-        if self.has_deadline() {
+        if self.testing {
             self.check_self_test(now);
         }
         if self.keep_beat(now) {
@@ -544,7 +645,14 @@ impl Engine {
     #[inline(always)]
     fn keep_beat(&mut self, now: Instant) -> bool {
         let (Some(pulse), Some(path)) = (self.pulse, self.path.as_mut()) else { return false };
-        match path.keep_beat(pulse, now) {
+        let due = path.keep_beat(pulse, now);
+        self.on_beat(&due)
+    }
+
+    /// The same, when the present path has said what is due.
+    #[inline(always)]
+    fn on_beat(&mut self, due: &BeatDue) -> bool {
+        match *due {
             BeatDue::Nothing { asked } => {
                 self.stats.beats.add(asked);
                 false
@@ -591,6 +699,9 @@ impl Engine {
             ledger.cancelled(tag);
         }
         self.digests.cancelled(tag);
+        if let Some(ways) = &mut self.ways {
+            ways.forget_copy(tag);
+        }
         self.stats.count_unsent(io.op);
         true
     }
@@ -606,7 +717,7 @@ impl Engine {
                 self.stats.count_unsent(io.op);
                 done(tag, -EIO);
                 busy = true;
-            } else if self.send(tag, io) {
+            } else if self.send_waiting_by_any(tag, io) {
                 self.times.sent_later(tag, self.now);
                 busy = true;
             }
@@ -614,7 +725,15 @@ impl Engine {
         busy
     }
 
-    /// Sends the waiting request of a tag, if that is possible now. Returns whether it was sent.
+    fn send_waiting_by_any(&mut self, tag: Tag, io: Io) -> bool {
+        match self.ways {
+            None => self.send(tag, io),
+            Some(_) => self.send_by_choice(tag, io),
+        }
+    }
+
+    /// Sends the waiting request of a tag by the present path, if that is possible now. Returns
+    /// whether it was sent.
     fn send(&mut self, tag: Tag, mut io: Io) -> bool {
         let Some(path) = self.path.as_mut() else {
             debug_assert!(false, "tag {} cannot be sent: no path", tag.0);
@@ -703,7 +822,9 @@ impl Engine {
             return Ok(());
         };
         if answer.tag == path.terms().connection_tag() {
-            self.waiting.backlog |= path.own_answer(answer)?;
+            if path.own_answer(answer)? {
+                self.lane_is_tested();
+            }
             return Ok(());
         }
         // On another QP an answer could overtake its data.
@@ -740,6 +861,17 @@ impl Engine {
             done(answer.tag, self.stats.count(&io, status, inside));
         }
         Ok(())
+    }
+
+    /// A lane of the present path has passed its self-test.
+    #[cold]
+    #[inline(never)]
+    fn lane_is_tested(&mut self) {
+        self.waiting.backlog = true;
+        if let (Some(ways), Some(path)) = (&mut self.ways, &self.path) {
+            ways.has_path(path);
+        }
+        self.look_at_paths();
     }
 
     /// Whether the data of an answered READ belongs to this command and is whole.

@@ -10,6 +10,8 @@ use rblk_protocol::{
 use super::digests::TRAILER_LEN;
 use super::io::{Io, IoOp};
 use super::path::{DataMemory, DataPlace, Path, PathLayout, PathMemory, Tested};
+use super::ways::WayIndex;
+use super::ways::choice::WayTerms;
 
 /// The properties of a path. They do not change.
 pub(super) struct PathTerms {
@@ -26,6 +28,8 @@ pub(super) struct PathTerms {
     // Bytes behind the data of a READ.
     trailer_len: u32,
     lists: MessageRoom,
+    way: WayIndex,
+    way_terms: WayTerms,
 }
 
 /// The agreed bounds of a message.
@@ -73,7 +77,25 @@ impl PathTerms {
             epoch,
             volume,
             lane_bytes,
+            way: WayIndex::FIRST,
+            way_terms: WayTerms::default(),
         }
+    }
+
+    /// These terms, for a path of that way.
+    pub(super) fn of_way(self, way: WayIndex, way_terms: WayTerms) -> Self {
+        Self { way, way_terms, ..self }
+    }
+
+    /// The way of the path.
+    #[inline]
+    pub(super) fn way(&self) -> WayIndex {
+        self.way
+    }
+
+    /// What is known of the way.
+    pub(super) fn way_terms(&self) -> WayTerms {
+        self.way_terms
     }
 
     pub(super) fn memory(&self) -> &PathMemory {
@@ -82,9 +104,20 @@ impl PathTerms {
 
     /// The path with these terms and the lanes of the poller.
     pub(super) fn into_path(self, poller: Box<dyn Poller>, tested: Tested) -> Path {
-        let Self { memory, accept, epoch, volume, lane_bytes, .. } = self;
-        let (connections, proofs, tested) = (Vec::new(), Vec::new(), Some(tested));
-        Path { poller, connections, proofs, tested, memory, accept, epoch, volume, lane_bytes }
+        let Self { memory, accept, epoch, volume, lane_bytes, way, way_terms, .. } = self;
+        Path {
+            poller,
+            connections: Vec::new(),
+            proofs: Vec::new(),
+            tested: Some(tested),
+            memory,
+            accept,
+            epoch,
+            volume,
+            lane_bytes,
+            way,
+            way_terms,
+        }
     }
 
     pub(super) fn into_memory(self) -> PathMemory {

@@ -184,7 +184,7 @@ async fn start_new(
     signals: &mut EndSignals,
 ) -> anyhow::Result<Device> {
     let mut device = start::start_device(mount, device, from_queues, signals).await?;
-    device::tune_disk(&mut device);
+    device::queue_settings::tune_disk(&mut device);
     Ok(device)
 }
 

@@ -25,6 +25,7 @@ use super::queue_paths::Paths;
 use super::{FromQueue, ToQueue};
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::choice::ChoicePolicy;
 use crate::engine::{Engine, QueueStats};
 
 const LONG_SLEEP: Duration = Duration::from_secs(60);
@@ -51,6 +52,8 @@ pub(crate) struct EngineDriverParts {
     /// The account of durable writes, made for the queue's depth. `None` for a volume with durable
     /// acknowledged writes.
     pub(crate) ledger: Option<Ledger>,
+    /// How requests are spread, for a queue that may have several ways.
+    pub(crate) ways: Option<ChoicePolicy>,
     /// The time until a path with a silent target is given up while answers are outstanding.
     pub(crate) pulse: Option<Pulse>,
     /// From control.
@@ -82,7 +85,16 @@ impl EngineDriver {
     /// A queue without a path.
     pub(crate) fn new(parts: EngineDriverParts) -> Self {
         let EngineDriverParts {
-            queue, depth, stride, data_max, ledger, pulse, mail, outbox, ..
+            queue,
+            depth,
+            stride,
+            data_max,
+            ledger,
+            ways,
+            pulse,
+            mail,
+            outbox,
+            ..
         } = parts;
         let stats = parts.stats;
         let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
@@ -90,6 +102,9 @@ impl EngineDriver {
             .with_shared(parts.shared);
         if let Some(ledger) = ledger {
             engine = engine.with_ledger(ledger);
+        }
+        if let Some(policy) = ways {
+            engine.allow_ways(queue, policy);
         }
         engine.set_pulse(pulse);
         Self {
@@ -143,16 +158,25 @@ impl EngineDriver {
         self.mail.clear_event();
     }
 
-    /// Whether a watch is one of the present path's.
-    pub(crate) fn is_of_path(&self, token: DescriptorToken) -> bool {
-        self.paths.is_of_path(token)
-    }
-
-    /// Takes the event of the path's CQ, if there is a path.
-    pub(crate) fn clear_path_event(&mut self) {
-        if let Some(poller) = self.engine.poller_mut() {
+    /// Takes the event of the CQ that a watch is of, if its path has not ended.
+    pub(crate) fn clear_event_of(&mut self, token: DescriptorToken) {
+        if let Some(way) = self.paths.way_of(token)
+            && let Some(poller) = self.engine.poller_of(way)
+        {
             poller.clear_event();
         }
+    }
+
+    /// Takes the event of the CQ of every path.
+    pub(crate) fn clear_path_events(&mut self) {
+        self.engine.clear_event();
+    }
+
+    /// The queue may not be driven for a while. A target that waits for acknowledgements would then
+    /// give its connections up.
+    #[inline]
+    pub(crate) fn send_owed_acks(&mut self) {
+        self.engine.each_poller(|_, poller| poller.send_owed_acks());
     }
 
     /// Starts a turn: takes the mail, and the next path if that is possible. Returns whether there
@@ -171,10 +195,11 @@ impl EngineDriver {
         let busy = self.take_mail(now);
         if self.paths.is_unwatched() {
             // No descriptor reports completions: poll.
-            self.clear_path_event();
+            self.clear_path_events();
         }
-        if self.paths.change(&mut self.engine, watch, now)? {
-            self.publisher.new_path();
+        let new = self.paths.change(&mut self.engine, watch, now)?;
+        if !new.is_empty() {
+            new.iter().for_each(|way| self.publisher.new_path(way));
         }
         Ok(busy)
     }
@@ -187,10 +212,19 @@ impl EngineDriver {
             match message {
                 ToQueue::Connect(path) => {
                     self.engine.disconnect();
+                    self.paths.drop_joins();
                     self.paths.set_next(path);
                 }
+                ToQueue::Join(path) => self.paths.set_join(path),
+                ToQueue::EndWay(way) => {
+                    self.engine.end_way(way);
+                    self.paths.drop_join(way);
+                }
+                ToQueue::WayDropped(way) => self.engine.way_dropped(way),
+                ToQueue::SetAside(ways) => self.engine.set_aside(ways),
                 ToQueue::Disconnect => {
                     self.engine.disconnect();
+                    self.paths.drop_joins();
                     self.paths.drop_next();
                 }
                 ToQueue::Fail(errno) => {
@@ -277,8 +311,10 @@ impl EngineDriver {
     /// The queue ends: sends every path to control. The sleeper is destroyed at once.
     pub(crate) fn send_all_off(&mut self) {
         while let Some(message) = self.mail.receive() {
-            if let ToQueue::Connect(path) = message {
-                self.paths.set_next(path);
+            match message {
+                ToQueue::Connect(path) => self.paths.set_next(path),
+                ToQueue::Join(path) => self.paths.set_join(path),
+                _ => {}
             }
         }
         self.paths.end(&mut self.engine);
@@ -320,8 +356,9 @@ impl EngineDriver {
 
     /// Whether the device of the path does its work in threads of this host.
     pub(crate) fn has_software_device(&mut self) -> bool {
-        let poller = self.engine.poller_mut();
-        poller.is_some_and(|poller| poller.caps().kernel_software)
+        let mut is_software = false;
+        self.engine.each_poller(|_, poller| is_software |= poller.caps().kernel_software);
+        is_software
     }
 
     /// The work in flight, for the spin policy.

@@ -26,6 +26,8 @@ pub(crate) use self::queue_paths::MAIL;
 use self::undestroyed::UndestroyedPath;
 use crate::engine::durability::retain::Retained;
 use crate::engine::path::{DeadPath, Path};
+use crate::engine::ways::way_set::WaySet;
+use crate::engine::ways::{PLACES, WayIndex};
 use crate::engine::{DigestFailure, PathEnd, QueueStats};
 
 /// Control to queue thread.
@@ -33,7 +35,16 @@ use crate::engine::{DigestFailure, PathEnd, QueueStats};
 pub enum ToQueue {
     /// Use this path, as soon as the paths before it are destroyed.
     Connect(Box<Path>),
-    /// Drop the present path; requests wait.
+    /// Use this path beside those of other ways, as soon as the path of its way before it is
+    /// destroyed.
+    Join(Box<Path>),
+    /// Drop the path of that way. Its requests go by other ways, as soon as they may.
+    EndWay(WayIndex),
+    /// The target has ended the epoch of that way's dead path.
+    WayDropped(WayIndex),
+    /// These ways are slow: use others. Those that are not named are used again.
+    SetAside(WaySet),
+    /// Drop every path; requests wait.
     Disconnect,
     /// Fail requests with this errno, as soon as dead paths are destroyed; or let them wait again.
     Fail(Option<i32>),
@@ -48,8 +59,9 @@ pub enum ToQueue {
     Leave(Duration),
 }
 
-/// Limit of the unread mail of a queue: one of each kind, and the questions of one try to connect.
-const MAIL_MAX: usize = 16;
+/// Limit of the unread mail of a queue: one of each kind, for each way if it is of a way, and the
+/// questions of one try to connect.
+const MAIL_MAX: usize = 16 + 3 * PLACES;
 
 /// The mailbox of a queue. Mail is put in by [`ToQueue::post`].
 ///
@@ -60,12 +72,12 @@ pub(crate) fn mail() -> io::Result<(Sender<ToQueue>, Receiver<ToQueue>)> {
 }
 
 /// The fate of mail to a queue.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MailFate {
     /// Whether the queue receives it. A queue that has left does not.
     pub(crate) is_taken: bool,
-    /// Paths that came back unread. They are being destroyed.
-    pub(crate) paths: u32,
+    /// The ways of paths that came back unread. They are being destroyed.
+    pub(crate) paths: Vec<WayIndex>,
 }
 
 impl ToQueue {
@@ -77,11 +89,11 @@ impl ToQueue {
             Ok(back) => (true, back),
             Err(Refused(refused)) => (false, vec![refused]),
         };
-        let mut paths = 0;
+        let mut paths = Vec::new();
         for back in back {
-            if let Self::Connect(path) = back {
+            if let Self::Connect(path) | Self::Join(path) = back {
+                paths.push(path.way);
                 path.retire();
-                paths += 1;
             }
         }
         MailFate { is_taken, paths }
@@ -91,9 +103,15 @@ impl ToQueue {
     fn supersedes(&self, earlier: &Self) -> bool {
         match earlier {
             // `Connect` ends the present path, too.
-            Self::Connect(_) | Self::Disconnect => {
-                matches!(self, Self::Connect(_) | Self::Disconnect)
+            Self::Connect(_) | Self::Disconnect => self.ends_all_paths(),
+            // After the end of the way, only the end of its last epoch matters.
+            Self::Join(path) => self.ends_all_paths() || self.ends_way(path.way),
+            Self::EndWay(way) => self.ends_all_paths() || self.ends_way(*way),
+            Self::WayDropped(way) => {
+                let is_same = matches!(self, Self::WayDropped(same) if same == way);
+                is_same || self.ends_all_paths() || self.ends_way(*way)
             }
+            Self::SetAside(_) => matches!(self, Self::SetAside(_)) || self.ends_all_paths(),
             // `Fail` also ends the present path, which matters only while there is one: if requests
             // failed and must wait again, a `Connect` or a `Disconnect` is in the box, too.
             Self::Fail(_) => matches!(self, Self::Fail(_)),
@@ -101,6 +119,14 @@ impl ToQueue {
             Self::TakeStock(reply) => reply.is_closed(),
             Self::Leave(_) => false,
         }
+    }
+
+    fn ends_all_paths(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::Disconnect)
+    }
+
+    fn ends_way(&self, way: WayIndex) -> bool {
+        matches!(self, Self::EndWay(ended) if *ended == way)
     }
 }
 

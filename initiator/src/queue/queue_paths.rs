@@ -1,5 +1,5 @@
-//! [`Paths`]: the paths of a queue as its thread has them: the watches of the present path, the
-//! next path, and the reports to control about dead ones.
+//! [`Paths`]: the paths of a queue as its thread has them: the watches of the path of each way, the
+//! next paths, and the reports to control about dead ones.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,11 +12,13 @@ use super::FromQueue;
 use super::descriptor_watch::DescriptorWatch;
 use super::path_change::PathChange;
 use crate::engine::path::{DeadPath, Path};
+use crate::engine::ways::way_set::WaySet;
+use crate::engine::ways::{PLACES, WayIndex};
 use crate::engine::{Engine, PathEnd};
 
-/// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
+/// The token of the mailbox. Each path has two tokens of its own, above [`NO_PATH`].
 pub(crate) const MAIL: DescriptorToken = DescriptorToken(0);
-const FIRST_PATH: u32 = 2;
+const NO_PATH: u32 = 2;
 /// The time before the next try to watch a path.
 const WATCH_AGAIN: Duration = Duration::from_millis(100);
 
@@ -24,16 +26,26 @@ const WATCH_AGAIN: Duration = Duration::from_millis(100);
 pub(super) struct Paths {
     queue: u16,
     change: PathChange,
-    // The token of the present path's first descriptor; the second has the next number.
-    token: u32,
-    // The time of the next try to watch the present path, if there were no descriptors for it.
+    // For each way, the token of its path's first descriptor; the second has the next number.
+    tokens: [u32; PLACES],
+    last_token: u32,
+    // The ways with a path that there were no descriptors to watch, and the time of the next try.
+    unwatched: WaySet,
     watch_at: Option<Instant>,
     outbox: mpsc::UnboundedSender<FromQueue>,
 }
 
 impl Paths {
     pub(super) fn new(queue: u16, outbox: mpsc::UnboundedSender<FromQueue>) -> Self {
-        Self { queue, change: PathChange::new(queue), token: FIRST_PATH, watch_at: None, outbox }
+        Self {
+            queue,
+            change: PathChange::new(queue),
+            tokens: [NO_PATH; PLACES],
+            last_token: NO_PATH,
+            unwatched: WaySet::NONE,
+            watch_at: None,
+            outbox,
+        }
     }
 
     /// The path to use as soon as the earlier paths are destroyed.
@@ -42,10 +54,27 @@ impl Paths {
         self.give_back(unused);
     }
 
+    /// The path to use beside others, as soon as the earlier path of its way is destroyed.
+    pub(super) fn set_join(&mut self, path: Box<Path>) {
+        let unused = self.change.set_join(path);
+        self.give_back(unused);
+    }
+
     /// Drops the next path.
     pub(super) fn drop_next(&mut self) {
         let unused = self.change.take_next();
         self.give_back(unused);
+    }
+
+    /// Drops the next path of a way.
+    pub(super) fn drop_join(&mut self, way: WayIndex) {
+        let unused = self.change.take_join(way);
+        self.give_back(unused);
+    }
+
+    /// Drops the next path of every way.
+    pub(super) fn drop_joins(&mut self) {
+        (0..PLACES).filter_map(WayIndex::new).for_each(|way| self.drop_join(way));
     }
 
     /// Makes requests fail with that errno, or wait again, once dead paths are destroyed.
@@ -58,36 +87,39 @@ impl Paths {
         self.change.is_pending()
     }
 
-    /// Whether a watch is one of the present path's.
-    pub(super) fn is_of_path(&self, token: DescriptorToken) -> bool {
-        token.0 & !1 == self.token
+    /// The way with a path that a watch is of.
+    pub(super) fn way_of(&self, token: DescriptorToken) -> Option<WayIndex> {
+        let way = self.tokens.iter().position(|first| token.0 & !1 == *first)?;
+        WayIndex::new(way)
     }
 
-    /// Makes the pending change, if it may be made now. Returns whether the engine has a new path.
+    /// Makes the pending changes that may be made now. Returns the ways for which the engine has a
+    /// new path.
     pub(super) fn change(
         &mut self,
         engine: &mut Engine,
         sleeper: &mut impl DescriptorWatch,
         now: Instant,
-    ) -> io::Result<bool> {
+    ) -> io::Result<WaySet> {
         if !self.change.is_pending() {
             if self.watch_at.is_some_and(|at| now >= at) {
-                self.watch(engine, sleeper, now)?;
+                self.watch_again(engine, sleeper, now)?;
             }
-            return Ok(false);
+            return Ok(WaySet::NONE);
         }
         // A path that ended just now counts, too. Its watches end before the next path takes the
         // tokens.
         self.send_off(engine, sleeper)?;
-        if !self.change.apply(engine, now) {
-            return Ok(false);
+        let new = self.change.apply(engine, now);
+        for way in new.iter() {
+            // A path with QPs that cannot be attached ends at once: it has no CQ to watch.
+            if engine.poller_of(way).is_some() {
+                self.last_token += 2;
+                self.tokens[way.get()] = self.last_token;
+                self.watch(way, engine, sleeper, now)?;
+            }
         }
-        // A path with QPs that cannot be attached ends at once: it has no CQ to watch.
-        if engine.poller_mut().is_some() {
-            self.token += 2;
-            self.watch(engine, sleeper, now)?;
-        }
-        Ok(true)
+        Ok(new)
     }
 
     /// Whether every reported dead path is destroyed.
@@ -95,31 +127,47 @@ impl Paths {
         self.change.has_let_go()
     }
 
-    /// Whether the present path is not watched, so that nothing wakes the queue for it.
+    /// Whether some path is not watched, so that nothing wakes the queue for it.
     pub(super) fn is_unwatched(&self) -> bool {
         self.watch_at.is_some()
     }
 
-    /// Adds the present path's descriptors to the sleeper. Without free descriptors the queue goes
-    /// on, polls often, and tries again later.
+    /// Tries once more to watch the paths without watches.
     #[cold]
-    fn watch(
+    fn watch_again(
         &mut self,
         engine: &mut Engine,
         sleeper: &mut impl DescriptorWatch,
         now: Instant,
     ) -> io::Result<()> {
-        let was_unwatched = self.watch_at.take().is_some();
-        let Some(poller) = engine.poller_mut() else { return Ok(()) };
-        for (token, fd) in (self.token..).zip(poller.event_fds()) {
+        self.watch_at = None;
+        self.unwatched.iter().try_for_each(|way| self.watch(way, engine, sleeper, now))
+    }
+
+    /// Adds the descriptors of a way's path to the sleeper. Without free descriptors the queue goes
+    /// on, polls often, and tries again later.
+    #[cold]
+    fn watch(
+        &mut self,
+        way: WayIndex,
+        engine: &mut Engine,
+        sleeper: &mut impl DescriptorWatch,
+        now: Instant,
+    ) -> io::Result<()> {
+        let was_unwatched = self.unwatched.has(way);
+        self.unwatched.remove(way);
+        let first = self.tokens[way.get()];
+        let Some(poller) = engine.poller_of(way) else { return Ok(()) };
+        for (token, fd) in (first..).zip(poller.event_fds()) {
             let Some(fd) = fd else { continue };
             let Err(error) = sleeper.watch(fd, DescriptorToken(token)) else { continue };
             if !is_scarce(&error) {
                 return Err(error);
             }
-            for token in self.token..token {
+            for token in first..token {
                 sleeper.unwatch(DescriptorToken(token));
             }
+            self.unwatched.insert(way);
             self.watch_at = Some(now + WATCH_AGAIN);
             if !was_unwatched {
                 tracing::warn!(
@@ -147,8 +195,12 @@ impl Paths {
         let mut any = false;
         while let Some((end, dead)) = engine.take_ended() {
             any = true;
-            self.watch_at = None;
-            for token in self.token..=self.token + 1 {
+            self.unwatched.remove(dead.way);
+            if self.unwatched.is_empty() {
+                self.watch_at = None;
+            }
+            let first = self.tokens[dead.way.get()];
+            for token in first..=first + 1 {
                 sleeper.unwatch(DescriptorToken(token));
             }
             sleeper.submit_removals()?;
@@ -162,6 +214,7 @@ impl Paths {
     pub(super) fn end(&mut self, engine: &mut Engine) {
         engine.disconnect();
         self.drop_next();
+        self.drop_joins();
         while let Some((end, dead)) = engine.take_ended() {
             self.tell_end(end, dead);
         }
@@ -179,14 +232,14 @@ impl Paths {
     }
 
     /// Sends control the remains of a path.
-    fn tell_end(&self, end: PathEnd, dead: DeadPath) {
+    fn tell_end(&mut self, end: PathEnd, dead: DeadPath) {
         let undestroyed = self.change.count(&dead);
         let (queue, dead) = (self.queue, Box::new(dead));
         self.tell(FromQueue::PathEnded { queue, end, dead, undestroyed });
     }
 
     /// Returns a path that was never used to control.
-    fn give_back(&self, path: Option<Box<Path>>) {
+    fn give_back(&mut self, path: Option<Box<Path>>) {
         let Some(path) = path else { return };
         self.tell_end(PathEnd::Dropped, path.into_dead());
     }

@@ -29,8 +29,7 @@ impl Undestroyed {
     /// Counts a dead path, if its device may still touch the buffers.
     #[must_use]
     pub(crate) fn count(&self, dead: &DeadPath) -> Option<UndestroyedPath> {
-        let needed = !dead.connections.is_empty() && dead.poller.caps().touches_until_destroyed;
-        needed.then(|| self.add())
+        dead.is_touched().then(|| self.add())
     }
 
     fn add(&self) -> UndestroyedPath {

@@ -21,8 +21,10 @@ use super::reconnect::NotTested;
 use super::session::{HostIdentity, MESSAGES, QueueWish, Session, VolumeClaim};
 use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
+use super::ways::may_be_ways;
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
+use crate::engine::ways::WayIndex;
 use rblk_operate::mount::configured::KeysFile;
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
@@ -314,11 +316,18 @@ async fn connect_any(
     config: &MountConfig,
     known_by: &KnownBy,
 ) -> Result<(Session, Vec<String>), SessionError> {
+    let asks_ways = config.uses_all_paths() && may_be_ways(addresses.len());
     let (mut last, mut faults) = (None, Vec::new());
     for address in addresses {
         let (host, credentials) = (&known_by.host, known_by.credentials());
-        match Session::begin(address, &options(config), host, credentials).await {
-            Ok(session) => return Ok((session, faults)),
+        let known_by = (host, credentials);
+        match Session::begin_by(address, &options(config), known_by, asks_ways).await {
+            Ok(mut session) => {
+                if let Some(way) = WayIndex::new(faults.len()).filter(|_| asks_ways) {
+                    session.set_way(way);
+                }
+                return Ok((session, faults));
+            }
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");
                 faults.push(said_once(&error));

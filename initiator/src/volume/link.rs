@@ -1,6 +1,12 @@
 //! [`TargetLink`]: a mount's connection to its target. Carries out the acts of its
 //! [`Course`](super::course::Course), and reports events to it.
 
+mod several;
+mod way_join;
+mod way_links;
+mod way_probes;
+mod way_session;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,16 +30,20 @@ use super::reconnect::{
     NotTested, Reconnected, StepAnswer, Tries, Try, TryNews, TryStep, VolumeChanged,
 };
 use super::resolve_unflushed::{UnflushedParts, flush};
-use super::session::{Credentials, Session, VolumeClaim};
+use super::session::{Credentials, Entry, Session, VolumeClaim};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
 use super::stuck_data::StuckData;
 use super::task;
+use super::ways::WayTry;
 use super::{EIO, ENODEV};
+use way_links::{WayEvent, WayLinks};
+
 use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::WayIndex;
 use rblk_operate::mount::mount_status::{Fallback, MountStatus, auth};
 
 /// A mount's connection to its target.
@@ -42,8 +52,10 @@ pub(crate) struct TargetLink {
     config: Arc<MountConfig>,
     setup: Setup,
     course: Course,
-    // `None` while the target is lost.
+    // `None` while the target is lost, and with several ways.
     session: Option<Session>,
+    // The sessions of a mount that uses several ways, once it has one.
+    ways: Option<WayLinks>,
     tries: Tries,
     // The address of the last try.
     trying: usize,
@@ -64,6 +76,8 @@ pub(crate) enum AfterNote {
     Nothing,
     /// A try to connect.
     Try(Attempt),
+    /// A try of one more way.
+    Join(WayTry),
     /// A try goes on.
     GoOn(StepAnswer),
     /// The queues get their paths. They failed requests until now, or not.
@@ -142,6 +156,7 @@ async fn next_event(
 enum Happened {
     Event(Result<TargetNews, SessionError>),
     News(TryNews),
+    Way(WayEvent),
     Deadline,
 }
 
@@ -165,6 +180,7 @@ impl TargetLink {
             setup,
             course,
             session: None,
+            ways: None,
             tries: Tries::new(),
             trying: 0,
             history,
@@ -278,7 +294,7 @@ impl TargetLink {
             return;
         }
         self.setup.shared = SharedMemory::of_guest(regions);
-        if self.session.is_some() {
+        if self.is_connected() {
             self.course.lose(LossKind::Renegotiate, Instant::now(), random());
             self.disconnect(None, queues);
         }
@@ -293,7 +309,7 @@ impl TargetLink {
 
     /// Whether there is a session.
     pub(crate) fn is_connected(&self) -> bool {
-        self.session.is_some()
+        self.session.is_some() || self.has_ways()
     }
 
     /// The state of the mount.
@@ -309,17 +325,20 @@ impl TargetLink {
     /// Does what is due, and then the next thing that happens between the mount and its target.
     /// Returns what follows as soon as the note is written. Cancel safe.
     pub(crate) async fn attend(&mut self, queues: &mut Queues) -> Option<AfterNote> {
-        if let Some(after) = self.carry_out(queues) {
+        if let Some(after) = self.carry_out(queues).or_else(|| self.carry_out_ways(queues)) {
             return Some(after);
         }
+        let deadline = [self.course.deadline(), self.ways_deadline()].into_iter().flatten().min();
         let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
         let happened = tokio::select! {
             event = next_event(&mut self.session, volume, pulse, queues) => Happened::Event(event),
+            event = way_links::next(&mut self.ways) => Happened::Way(event),
             news = self.tries.next() => Happened::News(news),
-            () = task::until(self.course.deadline()) => Happened::Deadline,
+            () = task::until(deadline) => Happened::Deadline,
         };
         match happened {
             Happened::Event(event) => self.on_event(event, queues).then_some(AfterNote::Nothing),
+            Happened::Way(event) => self.on_way_event(event, queues).then_some(AfterNote::Nothing),
             Happened::News(TryNews::Step(step)) => Some(self.on_step(step)),
             Happened::News(TryNews::Tried(result)) => self.on_try(result, queues),
             Happened::News(TryNews::Probed(address, fault)) => {
@@ -339,6 +358,7 @@ impl TargetLink {
         match after {
             AfterNote::Nothing => {}
             AfterNote::Try(attempt) => self.begin_try(attempt, is_noted, queues),
+            AfterNote::Join(attempt) => self.begin_join(attempt, is_noted, queues),
             AfterNote::GoOn(answer) => answer.send(),
             AfterNote::Connect { paths, was_failing, stalled } => {
                 self.connect(paths, was_failing, stalled, queues);
@@ -350,8 +370,15 @@ impl TargetLink {
     /// Keeps the session alive and takes its events, but carries out no acts. Cancel safe.
     pub(crate) async fn keep_alive(&mut self, queues: &mut Queues) {
         let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
-        let event = next_event(&mut self.session, volume, pulse, queues).await;
-        self.on_event(event, queues);
+        let happened = tokio::select! {
+            event = next_event(&mut self.session, volume, pulse, queues) => Happened::Event(event),
+            event = way_links::next(&mut self.ways) => Happened::Way(event),
+        };
+        match happened {
+            Happened::Event(event) => self.on_event(event, queues),
+            Happened::Way(event) => self.on_way_event(event, queues),
+            Happened::News(_) | Happened::Deadline => false,
+        };
     }
 
     /// Does what is due, up to a try to connect, which the note comes before. The next thing is due
@@ -411,7 +438,8 @@ impl TargetLink {
             address: self.setup.addresses[address].clone(),
             options: ConnectOptions { timeout: limit, ..options(&self.config) },
             known_by: self.setup.known_by(),
-            resume,
+            entry: Entry { resume, join: None, asks_ways: self.asks_ways() },
+            way: self.way_of(address),
             volume_name: self.setup.volume_name,
             claim: VolumeClaim { generation, ..access_mode(&self.config).into() },
             wish: self.setup.wish,
@@ -561,6 +589,7 @@ impl TargetLink {
         stalled: Duration,
         queues: &mut Queues,
     ) {
+        self.spread(queues);
         queues.connect(paths);
         if was_failing {
             queues.fail(None);
@@ -573,12 +602,20 @@ impl TargetLink {
     }
 
     /// The path of a queue ended.
-    pub(crate) fn on_path_end(&mut self, queue: u16, end: PathEnd, queues: &mut Queues) {
-        let has_newer = queues.path_ended(queue);
+    pub(crate) fn on_path_end(
+        &mut self,
+        (queue, way): (u16, WayIndex),
+        end: PathEnd,
+        queues: &mut Queues,
+    ) {
+        let has_newer = queues.path_ended(queue, way);
+        // Without several ways, a path of any address takes the place of this one.
+        let is_replaced = has_newer || !self.has_ways() && queues.has_path(queue);
         match end {
             PathEnd::Dropped => {}
             // This path was given up before.
-            _ if has_newer => {}
+            _ if is_replaced => {}
+            _ if self.has_ways() => self.way_died(way, &format!("queue {queue}: {end:?}"), queues),
             PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
                 self.ask_for_less();
                 self.lose("the self-test failed", LossKind::Renegotiate, queues);
@@ -642,6 +679,8 @@ impl TargetLink {
                 self.say_removed(queues);
                 self.disconnect(Some("the volume was removed at the target"), queues);
             }
+            // An answer for `several`, where it went if its way lives.
+            Ok(TargetNews::Dropped(..)) => {}
             Err(error) => self.lose(&error.to_string(), LossKind::Path, queues),
         }
         false
@@ -655,7 +694,7 @@ impl TargetLink {
         }
         let is_read_only = |volume: &OpenReply| volume.flags.has(VolumeFlags::READ_ONLY);
         let is_writable_again = is_read_only(&known) && !is_read_only(&self.facts().volume);
-        if is_writable_again && self.session.is_some() && self.durability.holds_copies() {
+        if is_writable_again && self.is_connected() && self.durability.holds_copies() {
             tracing::info!(
                 "the volume is writable again: the writes that the target refused are sent again"
             );
@@ -681,8 +720,12 @@ impl TargetLink {
     }
 
     fn lose(&mut self, why: &str, loss: LossKind, queues: &mut Queues) {
-        let Some(session) = &self.session else { return };
-        let address = session.address.to_string();
+        // With several ways, the last one may be lost already.
+        let had_ways = self.ways.is_some() && self.course.state() == CourseState::Connected;
+        if self.session.is_none() && !had_ways {
+            return;
+        }
+        let address = self.setup.endpoint.address.clone();
         self.note_fault(self.course.address(), why);
         self.course.lose(loss, Instant::now(), random());
         if self.may_log(LinkLine::Loss) {
@@ -694,12 +737,19 @@ impl TargetLink {
     /// The session is over: every queue keeps its requests, and the course decides about the next
     /// one. `loss` is the reason, if this is a loss.
     fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
-        let Some(session) = self.session.take() else { return };
+        let session = self.session.take();
+        match &mut self.ways {
+            Some(ways) => ways.leave(),
+            None if session.is_none() => return,
+            None => {}
+        }
         self.stuck.lost(false, self.course.rules().detect, Instant::now());
         if let Some(why) = loss {
             self.history.lost(why);
         }
-        session.admin.close();
+        if let Some(session) = session {
+            session.admin.close();
+        }
         queues.disconnect();
         queues.release();
     }
@@ -717,6 +767,7 @@ impl TargetLink {
     /// Ends the session, or the try that may have one. With `logout`, sends LOGOUT within that
     /// time; without, the session can be resumed.
     pub(crate) async fn end_session(&mut self, logout: Option<Duration>) {
+        self.gather().await;
         match (self.session.take(), logout) {
             (Some(session), Some(within)) => session.logout(within).await,
             (Some(session), None) => session.admin.close(),
@@ -731,6 +782,7 @@ impl TargetLink {
         if self.durability.unflushed() == 0 {
             return true;
         }
+        self.gather().await;
         let account = self.account(queues);
         let flushed = match &mut self.session {
             Some(session) => {
@@ -746,6 +798,15 @@ impl TargetLink {
         let writes = self.durability.unflushed();
         tracing::warn!(error, writes, "acknowledged writes are not flushed, and this process ends");
         false
+    }
+
+    /// The mount ends: the session of some way stands for all.
+    async fn gather(&mut self) {
+        if self.session.is_none()
+            && let Some(ways) = &mut self.ways
+        {
+            self.session = ways.give_back().await;
+        }
     }
 
     fn epoch(&self) -> u32 {

@@ -19,6 +19,7 @@ pub(crate) mod shared_memory;
 mod stuck_data;
 pub(crate) mod target_keys;
 pub(crate) mod task;
+pub mod ways;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,9 +31,9 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Status, VolumeFlags};
 use tokio::sync::mpsc;
 
+use crate::engine::DigestFailure;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
-use crate::engine::{DigestFailure, PathEnd};
 use crate::queue::{EngineDriverParts, FromQueue};
 use course::Facts;
 use link::{AfterNote, TargetLink};
@@ -198,8 +199,9 @@ impl Volume {
     pub(crate) fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {
         match message {
             FromQueue::PathEnded { queue, end, dead, undestroyed } => {
+                let way = dead.way;
                 dead.retire(undestroyed);
-                self.on_path_end(queue, end);
+                self.link.on_path_end((queue, way), end, &mut self.queues);
                 Ok(())
             }
             FromQueue::DigestFailure { queue, failure } => {
@@ -219,10 +221,6 @@ impl Volume {
                 }
             }
         }
-    }
-
-    fn on_path_end(&mut self, queue: u16, end: PathEnd) {
-        self.link.on_path_end(queue, end, &mut self.queues);
     }
 
     /// Logs the requests that failed with damaged data.
@@ -256,6 +254,7 @@ impl Volume {
             block_size: self.link.facts().volume.block_size,
             durability: self.volatile_cache.then_some(&self.durability),
             retain_bytes,
+            ways: self.link.way_policy(),
             pulse: link::pulse(&self.config),
             spin: self.config.transport.spin,
             outbox,

@@ -8,17 +8,18 @@ use std::time::Duration;
 use anyhow::Context;
 use rblk_fabric::{Address, ConnectOptions, Region};
 use rblk_operate::said_once;
-use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
+use rblk_protocol::{InstanceId, LoginReply, Name, OpenReply};
 use tokio::sync::{mpsc, oneshot};
 
 use super::course::{OpenVerdict, OtherTarget};
 use super::error::SessionError;
 use super::resolve_unflushed::{UnflushedParts, resolve_unflushed};
-use super::session::{QueueWish, Session, VolumeClaim};
+use super::session::{Entry, QueueWish, Session, VolumeClaim};
 use super::setup::KnownBy;
 use super::task::{self, Running};
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
+use crate::engine::ways::WayIndex;
 
 /// Time for the mount to answer a try. It takes longer only when it ends.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
@@ -52,8 +53,9 @@ pub(super) struct Try {
     /// Their timeout applies to each step.
     pub(super) options: ConnectOptions,
     pub(super) known_by: KnownBy,
-    /// The session and the epoch to raise it to; `None` begins a new session.
-    pub(super) resume: Option<(SessionId, Epoch)>,
+    pub(super) entry: Entry,
+    /// The way of its paths.
+    pub(super) way: WayIndex,
     pub(super) volume_name: Name,
     pub(super) claim: VolumeClaim,
     pub(super) wish: QueueWish,
@@ -111,12 +113,12 @@ impl Try {
     /// connects every queue. If the mount ends meanwhile, the try logs out, so that other hosts
     /// find the volume free at once.
     pub(super) async fn run(self, steps: mpsc::Sender<TryStep>) -> anyhow::Result<Reconnected> {
-        let Self { address, options, known_by, resume, .. } = &self;
-        let (host, credentials) = (&known_by.host, known_by.credentials());
+        let Self { address, options, known_by, entry, .. } = &self;
+        let known_by = (&known_by.host, known_by.credentials());
         let queues = self.buffers.iter().flatten().map(|buffers| self.memory(buffers));
         let queues: Vec<_> = queues.collect();
-        let mut session =
-            Session::connect_for(address, options, host, credentials, *resume, &queues).await?;
+        let mut session = Session::connect_for(address, options, known_by, *entry, &queues).await?;
+        session.set_way(self.way);
         match self.open(&mut session, &steps).await {
             Ok(paths) => Ok(Reconnected { session, paths }),
             Err(error) => {
@@ -197,7 +199,7 @@ async fn ask<T>(
 
 /// Checks whether this run of the target answers at another address: starts a session there, opens
 /// nothing, and ends it at once.
-async fn probe(
+pub(super) async fn probe(
     address: Address,
     options: ConnectOptions,
     known_by: KnownBy,

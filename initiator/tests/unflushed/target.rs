@@ -9,6 +9,8 @@ use rblk_fabric::{
     QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcStatus, WrId,
 };
 use rblk_initiator::engine::path::{Path, PathLayout, PathMemory};
+use rblk_initiator::engine::ways::WayIndex;
+use rblk_initiator::engine::ways::choice::WayTerms;
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloAccept, InstanceId, Nonce, Opcode, ResponseCapsule,
@@ -172,6 +174,8 @@ impl Target {
             epoch: Epoch(1),
             volume: VolumeHandle(1),
             lane_bytes: 1,
+            way: WayIndex::FIRST,
+            way_terms: WayTerms::default(),
         }
     }
 

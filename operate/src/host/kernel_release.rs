@@ -11,6 +11,12 @@ impl KernelVersion {
         let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit());
         Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     }
+
+    /// The running kernel. `None`: it does not say.
+    #[must_use]
+    pub fn running() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+    }
 }
 
 /// How a kernel counts the fixes within its series.
@@ -105,5 +111,6 @@ mod tests {
         for text in ["", "linux", "6", "x.y", "99999999999.1"] {
             assert_eq!(of(text), None, "{text}");
         }
+        assert!(KernelVersion::running().is_some(), "the kernel of this host says its release");
     }
 }

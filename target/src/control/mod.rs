@@ -546,11 +546,15 @@ impl Control {
             Effect::Evict { admission } => reception.evict(admission, groups),
             Effect::LimitHost { session, limits } => groups.limit_host(session, &limits),
             Effect::All(notice) => {
-                if let Notice::EndConnections { session, before } = notice {
-                    reception.end_connections(session, before);
-                }
-                if let Notice::ForgetSession { session } = notice {
-                    reception.session_ended(session);
+                match notice {
+                    Notice::EndConnections { session, before } => {
+                        reception.end_connections(session, |epoch| epoch < before);
+                    }
+                    Notice::EndEpoch { session, epoch: ended } => {
+                        reception.end_connections(session, |epoch| epoch == ended);
+                    }
+                    Notice::ForgetSession { session } => reception.session_ended(session),
+                    Notice::Open { .. } | Notice::Close { .. } | Notice::Host { .. } => {}
                 }
                 groups.notify(notice);
             }

@@ -103,6 +103,7 @@ async fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         memory_bytes: 1,
         fresh: SessionId([7; 16]),
         is_encrypted: false,
+        has_ways: false,
     };
     let admitted = control.core.connect(&knock, Instant::now()).expect("there is room");
     let network = Network::new(1);
@@ -271,12 +272,14 @@ fn an_accepted_login_checks_the_room_for_files() {
         memory_bytes: 1,
         fresh: SessionId([7; 16]),
         is_encrypted: false,
+        has_ways: false,
     };
     let admitted = control.core.connect(&knock, Instant::now()).expect("there is room");
     let login = rblk_protocol::LoginRequest {
         host: rblk_protocol::HostId([5; 16]),
         host_name: Name::new("host").unwrap(),
         keep_alive_ms: 1000,
+        join: None,
     };
     let (opcode, tag, sequence) =
         (rblk_protocol::Opcode::Login, rblk_protocol::Tag(1), rblk_protocol::Sequence(1));

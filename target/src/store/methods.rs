@@ -18,6 +18,9 @@ use super::BackingKind;
 pub(super) enum Method {
     /// BLOCK_URING_CMD_DISCARD, Linux 6.12.
     BlockDiscard,
+    /// The same by a worker of io_uring, which may wait. A device that takes no request with
+    /// REQ_NOWAIT, such as dm-crypt or VDO, refuses a short discard otherwise.
+    WaitingDiscard,
     /// `fallocate` with FALLOC_FL_PUNCH_HOLE.
     PunchHole,
     /// `fallocate` with FALLOC_FL_ZERO_RANGE.
@@ -43,13 +46,24 @@ impl Method {
     }
 }
 
+/// A discard or zeroing of a file or a usual device takes at most this many bytes at a time: file
+/// systems hold the inode's lock for the whole of a fallocate, and other I/O on the file waits.
+const RANGE_STEP: u64 = 1 << 30;
+/// Requests of the device in one step. A device that takes little of a discard at a time, such as
+/// VDO with 4 KiB, keeps a worker of io_uring for as long as a step takes; nothing ends it, and the
+/// syncs of other volumes need workers, too.
+const REQUESTS_OF_STEP: u64 = 1024;
+const SMALLEST_STEP: u64 = 1 << 20;
+
 /// The methods of one backing.
 #[derive(Debug)]
 pub(super) struct Methods {
     read_only: bool,
     // 0: unknown.
     discard_granularity: u32,
+    range_step: u64,
     no_block_discard: AtomicBool,
+    no_waiting_discard: AtomicBool,
     no_punch_hole: AtomicBool,
     no_zero_range: AtomicBool,
 }
@@ -60,7 +74,9 @@ impl Methods {
         Self {
             read_only,
             discard_granularity: 0,
+            range_step: RANGE_STEP,
             no_block_discard: AtomicBool::new(kind == BackingKind::File),
+            no_waiting_discard: AtomicBool::new(kind == BackingKind::File),
             no_punch_hole: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
         }
@@ -96,8 +112,13 @@ impl Methods {
                 let granularity = queue_limit(device, "discard_granularity");
                 self.discard_granularity =
                     granularity.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-                if queue_limit(device, "discard_max_bytes") == Some(0) {
-                    self.refuse(Method::BlockDiscard);
+                match queue_limit(device, "discard_max_bytes") {
+                    Some(0) => {
+                        self.refuse(Method::BlockDiscard);
+                        self.refuse(Method::WaitingDiscard);
+                    }
+                    Some(bytes) => self.range_step = step_of(bytes),
+                    None => {}
                 }
                 if queue_limit(device, "write_zeroes_max_bytes") == Some(0) {
                     self.refuse(Method::PunchHole);
@@ -111,18 +132,25 @@ impl Methods {
         self.discard_granularity
     }
 
+    /// The most bytes of a discard or zeroing that are under way at a time. A power of two.
+    pub(super) fn range_step(&self) -> u64 {
+        self.range_step
+    }
+
     /// The way to discard a range. `None`: discard does not work.
     pub(super) fn discard(&self) -> Option<Method> {
         if self.read_only {
             None
         } else if !self.no_block_discard.load(Ordering::Relaxed) {
             Some(Method::BlockDiscard)
+        } else if !self.no_waiting_discard.load(Ordering::Relaxed) {
+            Some(Method::WaitingDiscard)
         } else {
             self.discard_by_call()
         }
     }
 
-    /// The way to discard a range without io_uring's own command.
+    /// The way to discard a range without io_uring's own commands.
     pub(super) fn discard_by_call(&self) -> Option<Method> {
         let refused = self.read_only || self.no_punch_hole.load(Ordering::Relaxed);
         (!refused).then_some(Method::PunchHole)
@@ -143,11 +171,18 @@ impl Methods {
     pub(super) fn refuse(&self, method: Method) {
         match method {
             Method::BlockDiscard => self.no_block_discard.store(true, Ordering::Relaxed),
+            Method::WaitingDiscard => self.no_waiting_discard.store(true, Ordering::Relaxed),
             Method::PunchHole => self.no_punch_hole.store(true, Ordering::Relaxed),
             Method::ZeroRange => self.no_zero_range.store(true, Ordering::Relaxed),
             Method::WriteZeroes => {}
         }
     }
+}
+
+/// The step for a device that takes at most so many bytes of a discard at a time.
+fn step_of(discard_max: u64) -> u64 {
+    let bytes = discard_max.saturating_mul(REQUESTS_OF_STEP).clamp(SMALLEST_STEP, RANGE_STEP);
+    1 << bytes.ilog2()
 }
 
 /// A limit of a block device's queue.
@@ -162,4 +197,35 @@ pub(super) fn queue_attribute(device: u64, name: &str) -> Option<String> {
         .iter()
         .find_map(|queue| fs::read_to_string(format!("{directory}/{queue}/{name}")).ok())
         .map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_refuses_to_be_asked_without_a_wait_is_asked_with_one() {
+        let methods = Methods::new(BackingKind::BlockDevice, false);
+        let ways = [Method::BlockDiscard, Method::WaitingDiscard, Method::PunchHole];
+        for way in ways {
+            assert!(way.is_refused_by(Errno::EOPNOTSUPP));
+            assert_eq!(methods.discard(), Some(way));
+            methods.refuse(way);
+        }
+        assert_eq!(methods.discard(), None);
+    }
+
+    #[test]
+    fn a_step_is_some_requests_of_the_device() {
+        assert_eq!(step_of(4096), 4 << 20);
+        assert_eq!(step_of(3 << 10), 2 << 20);
+        assert_eq!(step_of(512), 1 << 20);
+        assert_eq!((step_of(1 << 31), step_of(u64::MAX)), (1 << 30, 1 << 30));
+    }
+
+    #[test]
+    fn a_file_has_no_command_of_block_devices() {
+        let methods = Methods::new(BackingKind::File, false);
+        assert_eq!(methods.discard(), Some(Method::PunchHole));
+    }
 }

@@ -3,15 +3,15 @@
 use std::fmt::Debug;
 
 use rblk_protocol::{
-    AccessMode, AsyncEvent, BlockCount, BlockSize, Epoch, Generation, HostId, InstanceId,
-    LoginReply, LoginRequest, Name, OpenReply, OpenRequest, SessionId, VolumeEntry, VolumeFlags,
-    VolumeHandle, VolumeListHeader, WriteVerifier,
+    AccessMode, AsyncEvent, BlockCount, BlockSize, DropRequest, Epoch, Generation, HostId,
+    InstanceId, Join, LoginReply, LoginRequest, Name, OpenReply, OpenRequest, SessionId,
+    VolumeEntry, VolumeFlags, VolumeHandle, VolumeListHeader, WriteVerifier,
 };
 
 /// Byte 0 selects the kind of body.
 pub fn run(data: &[u8]) -> bool {
     let Some((kind, bytes)) = data.split_first() else { return false };
-    match kind % 7 {
+    match kind % 8 {
         0 => has_one_form(bytes, LoginRequest::from_wire, LoginRequest::to_wire),
         1 => has_one_form(bytes, LoginReply::from_wire, LoginReply::to_wire),
         2 => has_one_form(bytes, OpenRequest::from_wire, OpenRequest::to_wire),
@@ -26,13 +26,14 @@ pub fn run(data: &[u8]) -> bool {
             assert!(!name.is_empty() && !name.contains(char::is_control), "a name for a terminal");
             entry.to_wire()
         }),
-        _ => {
+        6 => {
             let Some(number) = bytes.first_chunk() else { return false };
             let number = u32::from_le_bytes(*number);
             let event = AsyncEvent::from_wire(number);
             assert!(event.is_none_or(|event| event as u32 == number), "another event");
             event.is_some()
         }
+        _ => has_one_form(bytes, DropRequest::from_wire, DropRequest::to_wire),
     }
 }
 
@@ -53,7 +54,11 @@ fn has_one_form<T: Debug, const N: usize>(
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let name = Name::new("vol0").expect("a name");
-    let login = LoginRequest { host: HostId([1; 16]), host_name: name, keep_alive_ms: 5000 };
+    let (host, host_name) = (HostId([1; 16]), name);
+    let login = LoginRequest { host, host_name, keep_alive_ms: 5000, join: None };
+    let join = Join { beside: Epoch(2), ends: Some(Epoch(1)) };
+    let joining = LoginRequest { join: Some(join), ..login };
+    let dropped = DropRequest::new(&[Epoch(1), Epoch(3)]).expect("epochs");
     let login_reply = LoginReply {
         session: SessionId([2; 16]),
         epoch: Epoch(1),
@@ -78,6 +83,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let entry = VolumeEntry { name, flags, block_size, blocks, uuid };
     vec![
         [&[0], &login.to_wire()[..]].concat(),
+        [&[0], &joining.to_wire()[..]].concat(),
+        [&[7], &dropped.to_wire()[..]].concat(),
         [&[1], &login_reply.to_wire()[..]].concat(),
         [&[2], &open.to_wire()[..]].concat(),
         [&[3], &open_reply.to_wire()[..]].concat(),

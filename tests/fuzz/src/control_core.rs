@@ -1,18 +1,19 @@
 //! The decisions of control. Peers may send anything at any time: connections, admin commands with
 //! any body, ends. Time passes, and the disk is slow or fails.
 //!
-//! Rules: no two sessions may write to an exclusive volume. A LOGIN is answered after the last
-//! connection of an older epoch has ended. A holder that the target has announced is durable. Each
-//! command of a live connection is answered once, and at the end none waits.
+//! Rules: no two sessions may write to an exclusive volume. A LOGIN and a DROP are answered after
+//! the last connection of the epochs that they end is gone, and such an epoch never lives again. A
+//! holder that the target has announced is durable. Each command of a live connection is answered
+//! once, and at the end none waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{
-    AccessMode, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
-    HelloRequest, HostId, InstanceId, Lba, LoginRequest, Name, Opcode, OpenReply, OpenRequest,
-    QueueDepth, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
+    AccessMode, BlockCount, BlockSize, CommandCapsule, ConnectionKind, DropRequest, Epoch,
+    Features, Generation, HelloRequest, HostId, InstanceId, Join, Lba, LoginRequest, Name, Opcode,
+    OpenReply, OpenRequest, QueueDepth, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
 };
 use rblk_target::control::core::{Capacity, ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
 use rblk_target::data::poll_group::{Notice, SettleTicket};
@@ -55,6 +56,40 @@ struct Asked {
     link: Link,
     opcode: Opcode,
     open: Option<OpenRequest>,
+    ends: Ends,
+}
+
+/// The epochs of its session that a command ends.
+#[derive(Clone, Copy)]
+enum Ends {
+    None,
+    One(Epoch),
+    Below(Epoch),
+    Of(DropRequest),
+}
+
+impl Ends {
+    /// As the body of a command says.
+    fn of(link: Link, opcode: Opcode, body: &[u8]) -> Self {
+        match opcode {
+            Opcode::Login => match LoginRequest::from_wire(body).map(|login| login.join) {
+                Ok(None) => Self::Below(link.epoch),
+                Ok(Some(Join { ends: Some(ends), .. })) => Self::One(ends),
+                Ok(Some(_)) | Err(_) => Self::None,
+            },
+            Opcode::Drop => DropRequest::from_wire(body).map_or(Self::None, Self::Of),
+            _ => Self::None,
+        }
+    }
+
+    fn has(&self, epoch: Epoch) -> bool {
+        match self {
+            Self::None => false,
+            Self::One(one) => *one == epoch,
+            Self::Below(first) => epoch < *first,
+            Self::Of(request) => request.epochs().contains(&epoch),
+        }
+    }
 }
 
 struct World {
@@ -62,6 +97,8 @@ struct World {
     now: Instant,
     links: Vec<Link>,
     asked: BTreeMap<(u32, u16), Asked>,
+    // Epochs that the target said to be over.
+    over: Vec<(SessionId, Ends)>,
     // By session and volume, as in the poll groups.
     open: BTreeMap<(SessionIndex, u16), AccessMode>,
     durable: BTreeMap<[u8; 16], HolderRecord>,
@@ -81,6 +118,7 @@ impl World {
             now,
             links: Vec::new(),
             asked: BTreeMap::new(),
+            over: Vec::new(),
             open: BTreeMap::new(),
             durable: BTreeMap::new(),
             on_their_way: Vec::new(),
@@ -160,8 +198,15 @@ impl World {
             let peer = format!("tcp://192.0.2.{}:1", 1 + self.made % 8);
             let (asked, peer, fresh) = (&asked, peer.as_str(), SessionId(id));
             let (memory_bytes, is_encrypted) = (1 << 10, false);
-            let knock =
-                Knock { asked, introduction: None, peer, memory_bytes, fresh, is_encrypted };
+            let knock = Knock {
+                asked,
+                introduction: None,
+                peer,
+                memory_bytes,
+                fresh,
+                is_encrypted,
+                has_ways: true,
+            };
             self.core.connect(&knock, self.now)
         };
         if let Ok(admitted) = admitted {
@@ -190,10 +235,17 @@ impl World {
     fn login(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.admin(input) else { return };
         let host = 1 + input.below(3);
+        let keep_alive_ms = input.u32();
+        // Its high bits say how it joins.
+        let bits = keep_alive_ms >> 24;
+        let before = |back: u32| Epoch(link.epoch.0.saturating_sub(back));
+        let ends = Some(before(1 + (bits >> 2 & 3))).filter(|_| bits & 0x40 != 0);
+        let join = Join { beside: before(1 + (bits & 3)), ends };
         let login = LoginRequest {
             host: HostId([host; 16]),
             host_name: Name::new(&format!("host{host}")).expect("a name"),
-            keep_alive_ms: input.u32(),
+            keep_alive_ms,
+            join: Some(join).filter(|_| bits & 0x80 != 0),
         };
         self.send(link, Opcode::Login, 0, &login.to_wire(), None);
     }
@@ -211,14 +263,21 @@ impl World {
         self.send(link, Opcode::OpenVolume, 0, &request.to_wire(), Some(request));
     }
 
-    /// A command without a body, as an initiator sends it.
+    /// A command without a body, or a DROP, as an initiator sends it.
     fn simple(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.admin(input) else { return };
-        let opcodes =
-            [Opcode::ListVolumes, Opcode::CloseVolume, Opcode::AsyncEvent, Opcode::Logout];
-        let opcode = opcodes[usize::from(input.below(4))];
+        let opcodes = [
+            Opcode::ListVolumes,
+            Opcode::CloseVolume,
+            Opcode::AsyncEvent,
+            Opcode::Logout,
+            Opcode::Drop,
+        ];
+        let opcode = opcodes[usize::from(input.below(5))];
         let volume = u32::from(input.below(4));
-        self.send(link, opcode, volume, &[], None);
+        let dropped = DropRequest::new(&[Epoch(1 + volume)]).expect("an epoch");
+        let body = if opcode == Opcode::Drop { &dropped.to_wire()[..] } else { &[] };
+        self.send(link, opcode, volume, body, None);
     }
 
     /// Any command with any body.
@@ -240,7 +299,9 @@ impl World {
         open: Option<OpenRequest>,
     ) {
         self.tag = self.tag.wrapping_add(1);
-        self.asked.insert((link.at.connection.generation, self.tag), Asked { link, opcode, open });
+        let ends = Ends::of(link, opcode, body);
+        let asked = Asked { link, opcode, open, ends };
+        self.asked.insert((link.at.connection.generation, self.tag), asked);
         let command = CommandCapsule {
             volume: VolumeHandle(volume),
             lba: Lba(u64::from(volume)),
@@ -294,6 +355,7 @@ impl World {
         self.core = Core::new(parts(holders), self.now);
         self.links.clear();
         self.asked.clear();
+        self.over.clear();
         self.open.clear();
         self.on_their_way.clear();
         self.settles.clear();
@@ -348,6 +410,10 @@ impl World {
                 let ends = |l: &&mut Link| l.session == session && l.epoch < before;
                 self.links.iter_mut().filter(ends).for_each(|link| link.is_dying = true);
             }
+            Notice::EndEpoch { session, epoch } => {
+                let ends = |l: &&mut Link| (l.session, l.epoch) == (session, epoch);
+                self.links.iter_mut().filter(ends).for_each(|link| link.is_dying = true);
+            }
             Notice::Host { .. } => {}
             Notice::ForgetSession { session } => {
                 self.open.retain(|(of, _), _| *of != session);
@@ -363,17 +429,12 @@ impl World {
             return;
         }
         let asked = self.asked.remove(&(to.connection.generation, tag.0));
-        let Asked { link, opcode, open } = asked.expect("answered twice, or unasked");
+        let Asked { link, opcode, open, ends } = asked.expect("answered twice, or unasked");
         if status != Status::Ok {
             return;
         }
         match opcode {
-            Opcode::Login => {
-                // A stranger may name the session without belonging to it.
-                let member = |l: &Link| l.id == link.id && l.session != SessionIndex::NONE;
-                let older = |l: &Link| member(l) && l.epoch < link.epoch;
-                assert!(!self.links.iter().any(older), "LOGIN was answered too early");
-            }
+            Opcode::Login | Opcode::Drop => self.over.push((link.id, ends)),
             Opcode::OpenVolume => {
                 self.opened += 1;
                 let reply = OpenReply::from_wire(payload).expect("a reply to OPEN");
@@ -403,6 +464,11 @@ impl World {
                 .collect();
             let shared = modes.iter().all(|mode| *mode == AccessMode::Shared);
             assert!(modes.len() < 2 || shared, "two writers: {modes:?}");
+        }
+        // A stranger may name a session without belonging to it.
+        for link in self.links.iter().filter(|link| link.session != SessionIndex::NONE) {
+            let mut over = self.over.iter().filter(|(id, _)| *id == link.id);
+            assert!(!over.any(|(_, ends)| ends.has(link.epoch)), "of an epoch that is over");
         }
         let sessions: Vec<_> = self.core.sessions().iter().collect();
         for session in sessions {
@@ -471,5 +537,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     two.extend([3, 0, 0, 9, 0, 1, 0, 0, 0, 3, 1, 0x10, 9, 0, 6, 0, 9, 0]);
     let mut back = session(0).to_vec();
     back.extend([3, 0, 8, 9, 0, 1, 0, 1, 3, 2, 1, 0, 100, 0, 0, 0, 6, 0, 6, 0, 3, 0, 0x40, 9, 0]);
-    vec![two, back]
+    let mut ways = session(0).to_vec();
+    ways.extend([3, 0, 0, 9, 0]);
+    // The host joins its session by another way, and drops that way.
+    ways.extend([1, 0, 1, 3, 2, 1, 0, 0, 0, 0, 0x80, 10, 0, 4, 1, 6, 0]);
+    vec![two, back, ways]
 }

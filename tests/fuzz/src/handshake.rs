@@ -73,7 +73,7 @@ fn hellos(number: u8) -> Hellos {
 
 fn login() -> [u8; LoginRequest::BYTES] {
     let host_name = Name::new("db1").expect("a name");
-    LoginRequest { host: HostId([1; 16]), host_name, keep_alive_ms: 5000 }.to_wire()
+    LoginRequest { host: HostId([1; 16]), host_name, keep_alive_ms: 5000, join: None }.to_wire()
 }
 
 /// A handshake in which each message may be changed on its way, and each end may have other hellos,

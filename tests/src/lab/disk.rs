@@ -74,6 +74,16 @@ impl LoopDisk {
         &self.device
     }
 
+    /// The bytes of memory that it uses.
+    ///
+    /// # Panics
+    /// The memory is gone.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        let metadata = self.file.metadata();
+        metadata.unwrap_or_else(|e| panic!("{}: {e}", self.file.display())).blocks() * 512
+    }
+
     /// Its size in sectors of 512 bytes.
     #[must_use]
     pub fn sectors(&self) -> u64 {

@@ -12,9 +12,6 @@ pub struct KernelFeature {
 impl KernelFeature {
     /// A disk that is in use gets another size (`UPDATE_SIZE`).
     pub const RESIZE_IN_USE: Self = Self::new("the resize of a disk in use", 6, 16);
-    /// No request is lost if a ublk server ends while requests come: the driver looks at them when
-    /// the server's node is closed.
-    pub const SAFE_HAND_OVER: Self = Self::new("a safe hand-over of a busy disk", 6, 16);
     /// The kernel lives on if system calls are counted in an emulator.
     pub const COUNTED_CALLS: Self = Self::new("the count of system calls in an emulator", 7, 0);
     /// A [far host](super::FarHost) is a network namespace with Soft-RoCE.
@@ -32,8 +29,7 @@ impl KernelFeature {
     /// The kernel does not say its release.
     #[must_use]
     pub fn is_there(self) -> bool {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
-        KernelVersion::parse(&release).expect("two numbers") >= self.since
+        KernelVersion::running().expect("the kernel's release") >= self.since
     }
 
     /// Whether the running kernel lacks it. Then the calling test must return: this function has

@@ -158,8 +158,13 @@ impl Oracle {
         owes: bool,
     ) -> Result<(), String> {
         if let Some(rewritten) = rewritten.filter(|_| !owes) {
+            // A flush that failed since the restart has told of them.
+            let is_told = |version: &Version| {
+                let mut told = self.volatile.iter().filter(|(_, change)| change.told);
+                told.any(|(id, _)| version.source.id() == Some(*id))
+            };
             let missing = |(at, block): (usize, &Block)| {
-                let kept = block.versions.iter().any(|v| v.kept == Some(host));
+                let kept = block.versions.iter().any(|v| v.kept == Some(host) && !is_told(v));
                 (kept && block.lost && !rewritten(at)).then_some(at)
             };
             if let Some(at) = self.blocks.iter().enumerate().find_map(missing) {

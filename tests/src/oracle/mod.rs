@@ -205,14 +205,15 @@ impl Oracle {
         self.lives.get(&host).copied().unwrap_or(0)
     }
 
-    /// The target has admitted a host to a new epoch: earlier messages of the host take no effect
-    /// any more, and the host sends all outstanding requests again.
-    pub fn new_attempt(&mut self, host: Host) {
+    /// The target has ended the epoch in which a host had these changes under way: its earlier
+    /// messages take no effect any more, and the host sends the changes again.
+    pub fn new_attempt(&mut self, host: Host, is_of: impl Fn(ChangeId) -> bool) {
         let now = self.tick();
         if self.fenced.contains_key(&host) {
             return;
         }
-        for change in self.outstanding.values().filter(|change| change.host == host) {
+        let outstanding = self.outstanding.iter().filter(|(id, _)| is_of(**id));
+        for (_, change) in outstanding.filter(|(_, change)| change.host == host) {
             for block in &mut self.blocks[change.blocks.clone()] {
                 block.attempt_again(change.source, change.begun, now);
             }

@@ -168,7 +168,7 @@ fn a_change_may_take_effect_once_in_each_attempt() {
     let b = written(&mut oracle, false);
     // The path is lost, and the first copy of `a` is done only now.
     read(&mut oracle, &data(a)).unwrap();
-    oracle.new_attempt(A);
+    oracle.new_attempt(A, |_| true);
     let c = written(&mut oracle, false);
     read(&mut oracle, &data(c)).unwrap();
     read(&mut oracle, &data(a)).unwrap();
@@ -183,7 +183,7 @@ fn a_change_may_take_effect_once_in_each_attempt() {
 fn an_attempt_ends_with_its_epoch() {
     let mut oracle = oracle();
     let a = oracle.begin_change(&ALL, false);
-    oracle.new_attempt(A);
+    oracle.new_attempt(A, |_| true);
     oracle.end_change(a, true, false).unwrap();
     let b = written(&mut oracle, false);
     assert!(read(&mut oracle, &data(a)).is_err(), "the copy of the old epoch");
@@ -194,7 +194,7 @@ fn an_attempt_ends_with_its_epoch() {
     // A change that another attempt repeats cannot come back after the value in between.
     let c = oracle.begin_change(&ALL, false);
     read(&mut oracle, &data(c)).unwrap();
-    oracle.new_attempt(A);
+    oracle.new_attempt(A, |_| true);
     let d = written(&mut oracle, false);
     read(&mut oracle, &data(d)).unwrap();
     oracle.end_change(c, false, false).unwrap();
@@ -215,7 +215,7 @@ fn a_fenced_host_changes_nothing_any_more() {
             read(&mut oracle, &[0; 1024]).unwrap();
             assert!(read(&mut oracle, &data(a)).is_err(), "after the other host saw the volume");
         }
-        oracle.new_attempt(A);
+        oracle.new_attempt(A, |_| true);
         let b = oracle.begin_change_by(B, &ALL, false);
         oracle.end_change(b, true, false).unwrap();
         assert!(read(&mut oracle, &data(a)).is_err());

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::Conditions;
+use rblk_initiator::engine::ways::choice::ChoicePolicy;
 use rblk_protocol::Features;
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
@@ -145,6 +146,10 @@ pub enum Moment {
     Arrived,
     /// The store holds ops.
     Held,
+    /// DROP was sent.
+    Drop,
+    /// DROP was answered by the target; the answer is under way.
+    Dropped,
 }
 
 /// When the next fault comes.
@@ -165,6 +170,10 @@ pub struct Plan {
     pub hosts: usize,
     /// Addresses of the target.
     pub addresses: usize,
+    /// A mount uses all of them at once.
+    pub ways: bool,
+    /// How it spreads requests over them.
+    pub policy: ChoicePolicy,
     /// I/O queues of a mount.
     pub queues: usize,
     /// Commands outstanding on each.
@@ -233,6 +242,7 @@ impl Plan {
             let when = plan.when(&mut random);
             let fault = plan.fault(&mut random);
             plan.faults.push((when, fault));
+            plan.break_a_way();
             // A held op tests most when its connection dies, and its sender comes back and
             // continues.
             if let Fault::Hold { .. } = fault {
@@ -266,6 +276,29 @@ impl Plan {
         plan
     }
 
+    /// With ways, a way breaks before some faults: then the mount goes on by the others, and the
+    /// fault meets a DROP or a join.
+    fn break_a_way(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7761_7973 ^ self.faults.len() as u64);
+        let Some((when, fault)) = self.faults.pop() else { return };
+        if self.ways && random.chance(600) {
+            let address = Some(random.index(self.addresses));
+            let how = [Break::Cut, Break::Silence, Break::Stall][random.index(3)];
+            let (host, steps) = (random.index(self.hosts), self.steps(&mut random));
+            let held = random.chance(400).then_some(When::At(Moment::Held));
+            if held.is_some() {
+                let hold = Fault::Hold { steps: random.within(50, 2000) };
+                self.faults.push((when, hold));
+            }
+            self.faults.push((held.unwrap_or(when), Fault::Link { host, address, how, steps }));
+            let moments = [Moment::Drop, Moment::Dropped, Moment::Login, Moment::LoggedIn];
+            let at = When::At(moments[random.index(moments.len())]);
+            self.faults.push((if random.chance(500) { at } else { when }, fault));
+        } else {
+            self.faults.push((when, fault));
+        }
+    }
+
     fn base(seed: u64, random: &mut Random) -> Self {
         let cache =
             [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack, CacheMode::WriteBack]
@@ -283,7 +316,9 @@ impl Plan {
         Self {
             seed,
             hosts: [1, 2, 2][random.index(3)],
-            addresses: [1, 2, 2][random.index(3)],
+            addresses: addresses(seed, [1, 2, 2][random.index(3)]),
+            ways: ways(seed).is_some(),
+            policy: ways(seed).unwrap_or_default(),
             queues: 1 + random.index(2),
             depth: [1, 2, 4, 8][random.index(4)],
             io_max_bytes,
@@ -425,6 +460,20 @@ impl Plan {
             },
         }
     }
+}
+
+/// How requests are spread over the ways of a mount, in one plan of three. Depends on the seed
+/// alone.
+fn ways(seed: u64) -> Option<ChoicePolicy> {
+    let mut random = Random::new(seed ^ 0x77_6179_7321);
+    let policy = [ChoicePolicy::Least, ChoicePolicy::RoundRobin][random.index(2)];
+    random.chance(333).then_some(policy)
+}
+
+/// The addresses of the target: with ways two to four, else as many as that.
+fn addresses(seed: u64, without: usize) -> usize {
+    let with = 2 + Random::new(seed ^ 0x6164_6472).index(3);
+    if ways(seed).is_some() { with } else { without }
 }
 
 /// Depends on the seed alone, not on other draws, so the rest of a plan stays as it was.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rblk_fabric::Region;
 use rblk_protocol::{
-    ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
-    WriteVerifier,
+    ConnectionKind, DropRequest, Epoch, Features, HelloRequest, InstanceId, LoginRequest, Name,
+    Opcode, OpenRequest, SessionId, Status, Tag, WriteVerifier,
 };
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
@@ -47,10 +47,17 @@ const TICK: Duration = Duration::from_millis(100);
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// A decision of the target.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Decided {
     /// LOGIN of a mount was answered: no connection of its older epochs is left.
     LoggedIn(Host),
+    /// A DROP or a LOGIN that joins was answered: no connection of these epochs is left.
+    Ended {
+        /// The mount.
+        host: Host,
+        /// The epochs.
+        epochs: Vec<Epoch>,
+    },
     /// A mount claims the volume by force.
     Threatened(Host),
     /// OPEN of a mount was answered: the mount has the volume now.
@@ -70,6 +77,8 @@ struct Asked {
     opcode: Opcode,
     host: Host,
     fresh: bool,
+    // The epochs that a DROP or a LOGIN beside others ends.
+    ends: Option<Vec<Epoch>>,
 }
 
 /// How a connect request ended.
@@ -263,6 +272,7 @@ impl Site {
             memory_bytes: 1 << 20,
             fresh,
             is_encrypted: false,
+            has_ways: asked.features.has(Features::WAYS),
         };
         match core.connect(&knock, now) {
             Ok(admitted) => {
@@ -366,13 +376,24 @@ impl Site {
         match opcode {
             Opcode::Login => moments.push(Moment::Login),
             Opcode::OpenVolume => moments.push(Moment::Open),
+            Opcode::Drop => moments.push(Moment::Drop),
             _ => {}
         }
         if open.is_some_and(|open| open.generation.is_fresh()) {
             decided.push(Decided::Threatened(host));
         }
         let fresh = open.is_some_and(|open| open.generation.is_fresh());
-        self.asked.push(Asked { to, tag: command.command.tag, opcode, host, fresh });
+        let ends = match opcode {
+            Opcode::Login => LoginRequest::from_wire(&command.body)
+                .ok()
+                .and_then(|login| login.join)
+                .map(|join| join.ends.into_iter().collect()),
+            Opcode::Drop => {
+                DropRequest::from_wire(&command.body).ok().map(|drop| drop.epochs().to_vec())
+            }
+            _ => None,
+        };
+        self.asked.push(Asked { to, tag: command.command.tag, opcode, host, fresh, ends });
         let now = self.rig.now();
         if let Some(core) = &mut self.core {
             core.command(to, command.admission, &command.command, &command.body, now);
@@ -446,8 +467,17 @@ impl Site {
             Opcode::Login => {
                 log.add("LOGIN answered", [host.0.into(), number, 0]);
                 moments.push(Moment::LoggedIn);
-                if status == Status::Ok {
-                    decided.push(Decided::LoggedIn(host));
+                match &asked.ends {
+                    _ if status != Status::Ok => {}
+                    None => decided.push(Decided::LoggedIn(host)),
+                    Some(epochs) => decided.push(Decided::Ended { host, epochs: epochs.clone() }),
+                }
+            }
+            Opcode::Drop => {
+                log.add("DROP answered", [host.0.into(), number, 0]);
+                moments.push(Moment::Dropped);
+                if let Some(epochs) = asked.ends.clone().filter(|_| status == Status::Ok) {
+                    decided.push(Decided::Ended { host, epochs });
                 }
             }
             Opcode::OpenVolume => {

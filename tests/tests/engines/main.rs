@@ -35,3 +35,4 @@ mod storage_faults;
 mod storage_model;
 mod target_bounds;
 mod undriven;
+mod ways;

@@ -39,9 +39,10 @@ fn nothing_is_lost_stale_or_stuck() {
     });
     let mut sum = Report::default();
     sums.iter().for_each(|report| sum.add(report));
-    // Both modes of losses occurred.
+    // Both modes of losses occurred, and ways came and went.
     let many = seeds.end - seeds.start >= 100;
     assert!(!many || sum.lasting > 0 && sum.remounts > 0, "{sum:?}");
+    assert!(!many || sum.way_changes > 100, "{sum:?}");
     println!("{seeds:?} in {:?}: {sum:?}", begun.elapsed());
 }
 

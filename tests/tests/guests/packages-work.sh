@@ -299,16 +299,23 @@ has_data() {
     verify /layer
     umount /layer
 }
+# used STORE: the blocks of 512 bytes that a file uses, or VDO.
+used() {
+    case $1 in
+    vdo) dmsetup status --target vdo | awk '{ print 8 * $(NF - 1) }' ;;
+    *) stat -c %b "$1" ;;
+    esac
+}
 # passes_discards DEVICE STORE: fstrim of a file system makes its store smaller.
 passes_discards() {
     local before after
     must mount "$1" /layer
     dd if=/dev/urandom of=/layer/big bs=1M count=16 conv=fsync status=none
-    before=$(stat -c %b "$2")
+    before=$(used "$2")
     rm /layer/big
     sync -f /layer
-    must fstrim -v /layer
-    after=$(stat -c %b "$2")
+    must fstrim -v -l 512M /layer
+    after=$(used "$2")
     umount /layer
     say "$2: $before blocks, and $after after fstrim"
     [ "$after" -lt $((before - 20000)) ] || die "$1 passes no discards"
@@ -419,13 +426,14 @@ try_cache() {
     cache_2
     must rblk-initiator umount slow
 }
-# below RECIPE VOLUME: a layer below the target, whose volume is used as a disk.
+# below RECIPE VOLUME STORE: a layer below the target, whose volume is used as a disk.
 below() {
     "$1_1"
     must rblk-target doctor
     mounted "$2"
-    must mkfs.ext4 -q "/dev/rblk/client1/$2"
+    must mkfs.ext4 -q -E nodiscard "/dev/rblk/client1/$2"
     has_data "/dev/rblk/client1/$2" new
+    passes_discards "/dev/rblk/client1/$2" "$3"
     must rblk-initiator umount "$2"
     "$1_2"
 }
@@ -451,13 +459,13 @@ layered() {
         try_$recipe
         say "layer $recipe"
     done
-    below crypt crypt
+    below crypt crypt /srv/disk5.img
     say "layer crypt"
-    below vdo dense
+    below vdo dense vdo
     say "layer vdo"
     for disk in luks lvm half1 slow; do must rblk-target volume remove $disk --persist; done
     for disk in 5 6 7; do losetup -d /dev/loop$disk; done
-    rm -rf /layer /srv/{luks,lvm,half1,half2,slow,disk5,disk6,disk7}.img /etc/cryptsetup-keys.d /etc/lvm/{backup,archive}/*
+    rm -rf /layer /srv/{luks,lvm,half1,half2,slow,disk5,disk6,disk7}.img /etc/cryptsetup-keys.d /etc/lvm/{backup,archive}
     kept >$state/kept
 }
 
@@ -511,10 +519,10 @@ removed() {
     verify /data
     on rblk-target || die "the target was stopped"
     # As docs/install.md says.
-    sed -i '/ ext4 /d' /etc/fstab
-    must systemctl daemon-reload
     must systemctl stop data.automount data.mount far.automount far.mount
     must systemctl disable --now rblk-mount@data rblk-automount.target
+    sed -i '/ ext4 /d' /etc/fstab
+    must systemctl daemon-reload
     within 30 test ! -e /dev/ublkb0
     must systemctl disable --now rblk-target
     must apt-get remove -y -qq 'rblk-*'
@@ -571,7 +579,9 @@ by_rpm() {
     must rpm -i --nodeps /packages/rblk-initiator-boot-*.rpm
     lsinitramfs /boot/initrd.img-* | grep usr/lib/rblk/root/usr/bin/ || die "the initramfs of dracut has no rblk"
     must rpm -e --nodeps rblk-initiator-boot
-    must rpm -e --nodeps rblk-initiator rblk-target
+    # A target that hosts use stays.
+    must rpm -e --nodeps rblk-initiator
+    must rpm -e --nodeps rblk-target
     test -s /etc/rblk/target.key && test -s /etc/rblk/host.key && test -s /srv/r.img
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rblk_config::{CacheMode, OnLoss, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, KernelFeature, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags,
-    Witness, pattern, run, until,
+    Aligned, DEADLINE, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags, Witness, pattern,
+    run, until,
 };
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
@@ -46,9 +46,6 @@ fn no_program_is_no_upgrade(lab: &Lab, mounted: &Mounted<'_>) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn upgrade_under_fio() {
-    if KernelFeature::SAFE_HAND_OVER.is_missing() {
-        return;
-    }
     run("upgrade_under_fio", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
         let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
@@ -57,7 +54,7 @@ fn upgrade_under_fio() {
         let fio = endless_fio(&mounted).start();
         let witness = Witness::start();
         let mut copies = 0;
-        for round in 0..lab.times(2, 5) {
+        for round in 0..lab.times(3, 20) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 wait_for_io(&mounted, &meter);
                 // A new file each time, so that the test can tell which program runs afterwards.
@@ -88,6 +85,8 @@ fn upgrade_under_fio() {
                 Ok(())
             });
         }
+        let log = mounted.log();
+        assert!(!log.contains("may be lost"), "a hand-over was not safe: {log}");
         no_program_is_no_upgrade(lab, &mounted);
         wait_for_io(&mounted, &meter);
         let _ = fio.stop(DEADLINE).ok();

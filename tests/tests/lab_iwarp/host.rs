@@ -136,7 +136,7 @@ impl Host {
         let mut host = HostId::default();
         host.0[..name.len()].copy_from_slice(name.as_bytes());
         let host_name = Name::new(name).expect("a name");
-        let login = LoginRequest { host, host_name, keep_alive_ms: 60_000 };
+        let login = LoginRequest { host, host_name, keep_alive_ms: 60_000, join: None };
         let login = LoginReply::from_wire(
             &admin.call(Opcode::Login, &login.to_wire())[..LoginReply::BYTES],
         );

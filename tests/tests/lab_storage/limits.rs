@@ -5,7 +5,8 @@ use std::path::Path;
 
 use rblk_config::{CacheMode, HugePages, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, Fio, MountFlags, Mounted, Running, Target, TargetFlags, pattern, run, until,
+    Aligned, DEADLINE, Fio, LoopDisk, Mapped, MountFlags, Mounted, Running, Target, TargetFlags,
+    pattern, run, until,
 };
 
 use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, mount, open, serve, sh, size, with_delay};
@@ -121,6 +122,31 @@ fn discards_reach_dirty_blocks() {
         blkdiscard(&[], 0, 64 * MIB);
         file.sync_all().expect("fsync");
         assert_eq!(allocated(), 0, "the whole device was discarded");
+        drop(file);
+        mounted.umount();
+    });
+}
+
+/// The kernel sends no request with REQ_NOWAIT to a disk of dm-flakey, nor to one of dm-crypt or
+/// VDO.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn discards_reach_a_disk_that_makes_callers_wait() {
+    run("discards_reach_a_disk", |lab| {
+        let disk = LoopDisk::new(lab, "disk", 64 * MIB);
+        let below = disk.device().display();
+        let waits =
+            Mapped::new(lab, "waits", &format!("0 {} flakey {below} 0 3600 0", disk.sectors()));
+        let _target = serve(lab, &config(&waits.device(), CacheMode::None, 64 * MIB));
+        let mounted = mount(lab);
+        let file = open(mounted.device());
+        Aligned::write_at(&file, &pattern(6, 8 << 20), 0).expect("writing");
+        file.sync_all().expect("fsync");
+        let full = disk.allocated();
+        sh(&["blkdiscard", "-f", "--offset", "1048576", "--length", "2097152", &mounted.dev()]);
+        let left = disk.allocated();
+        println!("{}: {full} bytes before the discard, {left} after it", lab.test());
+        assert!(left + 2 * MIB <= full, "{full} bytes before, {left} after");
         drop(file);
         mounted.umount();
     });

@@ -280,15 +280,16 @@ impl Ledger {
         }
     }
 
-    /// The path died: no sent request will be answered. Places in the ring are kept for the next
-    /// path.
-    pub(crate) fn path_lost(&mut self) {
-        self.flushing = false;
-        for mark in &mut self.marks {
-            if mark.ahead == Ahead::Sent {
-                mark.ahead = Ahead::No;
-            }
+    /// The path of a sent command died: it will not be answered. Its place in the ring is kept for
+    /// the next path. Returns whether the command was a FLUSH ahead of the request.
+    pub(crate) fn command_lost(&mut self, tag: Tag) -> bool {
+        let Some(mark) = self.marks.get_mut(tag.index()) else { return false };
+        let was_flush = mark.ahead == Ahead::Sent;
+        if was_flush {
+            mark.ahead = Ahead::No;
+            self.flushing = false;
         }
+        was_flush
     }
 
     /// Whether a write waits for room.

@@ -31,6 +31,11 @@ fn answer(ledger: &mut Ledger, tag: u16, io: &Io, fine: bool) -> Answered {
 
 const AS_IT_IS: SendPlan = SendPlan::Send { fua: false };
 
+/// The path of every command under way died.
+fn path_lost(ledger: &mut Ledger) {
+    (0..8).for_each(|tag| _ = ledger.command_lost(Tag(tag)));
+}
+
 #[test]
 fn a_flush_covers_earlier_acknowledged_writes_of_every_queue() {
     let shared = Durability::new(OnLoss::Once);
@@ -112,7 +117,7 @@ fn a_flush_is_planned_anew_on_a_new_path() {
     send(&mut a, 0, &flush());
     send(&mut a, 1, &write);
     answer(&mut a, 1, &write, true);
-    a.path_lost();
+    path_lost(&mut a);
     a.plan(Tag(0), &flush());
     answer(&mut a, 0, &flush(), true);
     assert_eq!(shared.unflushed(), 0);
@@ -267,7 +272,7 @@ fn a_full_ring_is_flushed() {
     assert_eq!((kept.len(), kept[0].number, kept[0].data.len()), (1, 1, 512));
     // An unanswered request fails instead: its place comes back.
     a.cancelled(Tag(5));
-    a.path_lost();
+    path_lost(&mut a);
     assert_eq!(a.plan(Tag(1), &write), AS_IT_IS, "its place was kept");
 }
 
@@ -283,7 +288,7 @@ fn half_a_ring_is_flushed_ahead_without_making_others_wait() {
     assert_eq!(send(&mut a, 0, &write), SendPlan::FlushAhead);
     assert_eq!(send(&mut a, 1, &write), AS_IT_IS, "half a ring is left");
     // The path dies: the FLUSH goes out again.
-    a.path_lost();
+    path_lost(&mut a);
     assert_eq!(a.plan(Tag(0), &write), SendPlan::FlushAhead);
     assert_eq!(answer(&mut a, 0, &write, false), Answered::Again);
     assert!(shared.has_untold_loss(), "nobody else would say that it failed");
@@ -428,7 +433,7 @@ fn copies_that_bring_the_writes_back_do_not_end_a_loss() {
     written(&mut a, 0);
     assert!(!flushed(&mut a, 1, Status::StoreError));
     // The target starts again, and the copies are written again.
-    a.path_lost();
+    path_lost(&mut a);
     assert_eq!(a.unflushed().unwrap().len(), 1);
     shared.rewritten(shared.horizon(), 1);
     assert_eq!((shared.unflushed(), shared.losses()), (0, 1));
@@ -565,7 +570,7 @@ proptest! {
                 a.submitted(Tag(tag));
                 states[usize::from(tag)] = State::Queued(io);
             } else if kind == 11 {
-                a.path_lost();
+                path_lost(&mut a);
                 for state in &mut states {
                     if let State::Sent(io, _) = *state {
                         *state = State::Queued(io);

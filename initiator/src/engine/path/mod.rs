@@ -16,6 +16,8 @@ pub(crate) mod sample;
 
 use std::sync::Arc;
 
+use super::ways::WayIndex;
+use super::ways::choice::WayTerms;
 use memory_registration::{MemoryRegistration, QueueData};
 use rblk_fabric::{
     Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex,
@@ -297,6 +299,10 @@ pub struct Path {
     pub volume: VolumeHandle,
     /// Data of at least this size goes by the lane with the least data under way.
     pub lane_bytes: u32,
+    /// Its way: the first of a mount that uses one at a time.
+    pub way: WayIndex,
+    /// What is known of its way.
+    pub way_terms: WayTerms,
 }
 
 impl Path {
@@ -307,11 +313,11 @@ impl Path {
 
     /// The remains of a path that was never used.
     pub(crate) fn into_dead(self) -> DeadPath {
-        let Self { mut poller, mut connections, memory, tested, .. } = self;
+        let Self { mut poller, mut connections, memory, tested, way, .. } = self;
         let qps = || tested.iter().flat_map(|tested| &tested.lanes).map(|lane| lane.qp);
         qps().for_each(|qp| poller.fail(qp));
         connections.extend(qps().filter_map(|qp| poller.detach(qp)));
-        DeadPath { connections, poller, memory }
+        DeadPath { connections, poller, memory, way }
     }
 
     /// The number of lanes.
@@ -330,14 +336,21 @@ pub struct DeadPath {
     pub poller: Box<dyn Poller>,
     /// Then the registrations.
     pub memory: PathMemory,
+    /// Its way.
+    pub way: WayIndex,
 }
 
 impl DeadPath {
+    /// Whether its device may touch the buffers until its QPs are destroyed.
+    pub(crate) fn is_touched(&self) -> bool {
+        !self.connections.is_empty() && self.poller.caps().touches_until_destroyed
+    }
+
     /// Destroys the path, without waiting for the kernel, and then drops `rest`. A new path has its
     /// own keys; it may use these buffers once the
     /// [`UndestroyedPath`](crate::queue::undestroyed::UndestroyedPath) is dropped.
     pub(crate) fn retire<T: Send + 'static>(self, rest: T) {
-        let Self { connections, poller, memory } = self;
+        let Self { connections, poller, memory, .. } = self;
         retire(connections, (poller, memory, rest));
     }
 }

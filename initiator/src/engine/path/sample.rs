@@ -50,6 +50,8 @@ pub(crate) fn path(
         epoch: Epoch(1),
         volume: VolumeHandle(1),
         lane_bytes: 1,
+        way: WayIndex::FIRST,
+        way_terms: WayTerms::default(),
     };
     (path, wire)
 }

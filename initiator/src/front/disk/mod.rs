@@ -1,7 +1,6 @@
 //! The disk of the driver: a data thread for each of its hardware queues.
 
 mod gathering;
-mod placement;
 mod queue_thread;
 
 use std::io;
@@ -16,10 +15,11 @@ use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use self::queue_thread::QueueThread;
-use super::ublk::{Buffers, QueueConfig, TurnSleep, UblkQueue};
+use super::ublk::{Buffers, Placement, QueueConfig, TurnSleep, UblkQueue};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::choice::ChoicePolicy;
 use crate::queue::{DescriptorToken, DescriptorWatch, FromQueue, QueueHandle, mail};
 use crate::volume::begin::Front;
 
@@ -46,6 +46,8 @@ pub(crate) struct QueueParts {
     /// The account of durable writes, made for the queue's depth. `None` for a volume with durable
     /// acknowledged writes.
     pub ledger: Option<Ledger>,
+    /// How requests are spread, for a queue that may have several ways.
+    pub ways: Option<ChoicePolicy>,
     /// The time until a path with a silent target is given up while answers are outstanding.
     pub pulse: Option<Pulse>,
     /// The time to poll before a sleep.
@@ -69,7 +71,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     let thread =
         std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
             let outbox = parts.outbox.clone();
-            placement::run_on(&parts.cpus);
+            Placement::of_this_thread().run_on(&parts.cpus);
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let spin = parts.spin;
                 let mut thread = QueueThread::new(parts, receiver, engine_stats)?;

@@ -29,6 +29,8 @@ use crate::queue::{EngineDriver, EngineDriverParts, MAIL, ToQueue};
 const LATE_LOOKS: u32 = 4;
 /// Limit of the turns of the ring that hand the last answers over.
 const HAND_BACK_TRIES: u32 = 16;
+/// The longest sleep of a queue that leaves: its gate opens without an event.
+const GATE_LOOK: Duration = Duration::from_millis(1);
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -51,7 +53,9 @@ impl QueueThread {
         mail: Receiver<ToQueue>,
         stats: Arc<QueueStats>,
     ) -> io::Result<Self> {
-        let QueueParts { config, buffers, data_max, block_size, ledger, pulse, outbox, .. } = parts;
+        let QueueParts {
+            config, buffers, data_max, block_size, ledger, ways, pulse, outbox, ..
+        } = parts;
         let shared = parts.shared.len();
         // Timers of this thread are exact: a gathering is shorter than the usual 50 µs of slack.
         let _ = nix::sys::prctl::set_timerslack(1);
@@ -72,6 +76,7 @@ impl QueueThread {
             data_max,
             shared,
             ledger,
+            ways,
             pulse,
             mail,
             outbox,
@@ -103,13 +108,9 @@ impl QueueThread {
                 }
                 UblkEvent::Watch(MAIL) => self.driver.clear_mail(),
                 // A socket that ended is checked, too.
-                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _)
-                    if self.driver.is_of_path(token) =>
-                {
-                    self.driver.clear_path_event();
+                UblkEvent::Watch(token) | UblkEvent::WatchEnded(token, _) => {
+                    self.driver.clear_event_of(token);
                 }
-                // A token of an earlier path.
-                UblkEvent::Watch(_) | UblkEvent::WatchEnded(..) => {}
                 UblkEvent::Stopping => {
                     self.stopping = true;
                     // The driver waits for the answers to its requests.
@@ -168,7 +169,7 @@ impl QueueThread {
 
     /// Whether the thread ends now. Control has its paths then.
     fn ends(&mut self, now: Instant) -> io::Result<bool> {
-        let leaves = self.driver.leaves(now);
+        let leaves = self.driver.leaves(now) && self.ublk.may_leave();
         if !(leaves || self.stopping && self.ublk.is_down()) {
             return Ok(false);
         }
@@ -244,7 +245,8 @@ impl DataThread for QueueThread {
     }
 
     fn longest_sleep(&self, now: Instant) -> Duration {
-        self.driver.longest_sleep(now, self.stopping)
+        let longest = self.driver.longest_sleep(now, self.stopping);
+        if self.driver.is_leaving() { longest.min(GATE_LOOK) } else { longest }
     }
 
     fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
@@ -263,7 +265,7 @@ impl DataThread for QueueThread {
     }
 
     fn ask_devices(&mut self) {
-        self.driver.clear_path_event();
+        self.driver.clear_path_events();
     }
 
     fn yielded(&mut self) {

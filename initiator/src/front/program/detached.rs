@@ -60,6 +60,7 @@ impl Detached {
             data_max,
             shared: 0,
             ledger: None,
+            ways: None,
             pulse: None,
             mail: receiver,
             outbox,

@@ -94,12 +94,8 @@ impl Polled {
         busy |= self.driver.end(&mut self.epoll, moment.instant())?;
         if busy {
             self.driver.after_work();
-            // The program may leave the queue now for any time. A target that still waits for an
-            // acknowledgement would then give the connection up.
-            if self.pending.len() == 0
-                && let Some(poller) = self.driver.engine_mut().poller_mut()
-            {
-                poller.send_owed_acks();
+            if self.pending.len() == 0 {
+                self.driver.send_owed_acks();
             }
         } else {
             // Also for programs that never sleep.
@@ -121,9 +117,7 @@ impl Polled {
         let Self { driver, epoll, .. } = self;
         let found = epoll.wait(longest, |token| match token {
             MAIL => driver.clear_mail(),
-            token if driver.is_of_path(token) => driver.clear_path_event(),
-            // A token of an earlier path.
-            _ => {}
+            token => driver.clear_event_of(token),
         })?;
         self.not_alone()?;
         Ok(found)
@@ -215,7 +209,7 @@ impl DataThread for Polled {
     }
 
     fn ask_devices(&mut self) {
-        self.driver.clear_path_event();
+        self.driver.clear_path_events();
     }
 
     fn yielded(&mut self) {

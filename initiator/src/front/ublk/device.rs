@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::Region;
 
+use super::abi;
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::disk_params::{DeviceSpec, DiskParams};
 use super::error::{Result, UblkError};
 use super::feature::Features;
+use super::filler::DiskFiller;
+use super::leave_gate::LeaveGate;
 
 /// Time for device nodes to appear.
 const NODE_DEADLINE: Duration = Duration::from_secs(10);
@@ -42,8 +45,8 @@ pub struct QueueConfig {
     pub(super) queue_id: u16,
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
-    // The device, if a queue that leaves has to wait until the driver knows.
-    pub(super) leave_awaits: Option<u32>,
+    // Where a request that is on its way to a thread that ends is lost.
+    pub(super) gate: Option<Arc<LeaveGate>>,
 }
 
 impl QueueConfig {
@@ -94,6 +97,14 @@ pub struct Device {
     leave: bool,
     // Memory that this process registered.
     shared: u32,
+    gate: Option<Arc<LeaveGate>>,
+}
+
+/// The gate of a device of a kernel that needs one. The release with this feature sees the end of a
+/// server when the char node is closed.
+fn gate_of(control: &Control, info: &DeviceInfo) -> Option<Arc<LeaveGate>> {
+    let sees_end = control.features().contains(Features::QUIESCE);
+    (!sees_end).then(|| Arc::new(LeaveGate::new(info.id, info.queues)))
 }
 
 impl Device {
@@ -105,6 +116,7 @@ impl Device {
     pub fn add(mut control: Control, spec: DeviceSpec, params: DiskParams) -> Result<Self> {
         let info = control.add(spec)?;
         let mut device = Self {
+            gate: gate_of(&control, &info),
             control,
             info,
             params,
@@ -147,6 +159,7 @@ impl Device {
         let info = control.start_recovery(id, deadline)?;
         let params = control.params(id)?;
         let mut device = Self {
+            gate: gate_of(&control, &info),
             control,
             info,
             params,
@@ -219,15 +232,31 @@ impl Device {
     #[must_use]
     pub fn queue_config(&self, queue_id: u16) -> Option<QueueConfig> {
         let node = Arc::clone(self.node.as_ref()?);
-        // The release with this feature sees the end of a server when the char node is closed.
-        let sees_end = self.control.features().contains(Features::QUIESCE);
         (queue_id < self.info.queues).then_some(QueueConfig {
             node,
             queue_id,
             depth: self.info.depth,
             max_io_bytes: self.info.max_io_bytes,
-            leave_awaits: (!sees_end).then_some(self.info.id),
+            gate: self.gate.clone(),
         })
+    }
+
+    /// The gate that keeps the queues from leaving. `None` where they may leave at any time.
+    pub(crate) fn gate(&self) -> Option<&Arc<LeaveGate>> {
+        self.gate.as_ref()
+    }
+
+    /// Closes the gate of a disk that can have `limit` requests for each queue, and makes the reads
+    /// that open it.
+    ///
+    /// # Errors
+    /// The driver does not say which CPUs submit to a queue. The gate stays open.
+    pub(crate) fn filler(&mut self, gate: Arc<LeaveGate>, limit: u16) -> Result<DiskFiller> {
+        let cpus =
+            (0..self.info.queues).map(|queue| self.queue_cpus(queue)).collect::<Result<_>>()?;
+        let bytes = self.params.sectors.saturating_mul(u64::from(abi::SECTOR_BYTES));
+        gate.close(limit);
+        Ok(DiskFiller::new(self.disk_path(), bytes, cpus, gate))
     }
 
     /// The CPUs that submit to a queue.

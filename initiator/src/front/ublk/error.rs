@@ -119,6 +119,18 @@ pub enum UblkError {
         /// The process id of its server, if the kernel knows it.
         pid: Option<i32>,
     },
+    /// Not every queue had all requests of the disk in time, before its server left.
+    #[error(
+        "the queues of ublk device {id} did not get all requests of their disk (they have {held:?}): \
+         a request that is on its way while this process leaves may be lost (a fault of kernels \
+         before 6.16)"
+    )]
+    NotFull {
+        /// The device.
+        id: u32,
+        /// By queue: its requests.
+        held: Vec<u16>,
+    },
     /// A command did not finish in time.
     #[error(
         "{command} of {} did not finish within {waited:?}{}; the kernel does not say why: {kernel}",

@@ -72,8 +72,9 @@
 //!   a process killed in the middle of that with a request unanswered can hang, and its device with
 //!   it.
 //! - Before 6.16 a server that is killed may leave a disk that no other can take over: a request
-//!   that comes while a thread ends may be handed to that thread. [`UblkQueue::leave`] makes that
-//!   rare for a server that hands its disk over.
+//!   that comes while a thread ends may be handed to that thread. A server that hands its disk over
+//!   lets none come: it limits the disk to a few requests, and leaves when it holds them all
+//!   (`leave_gate`, [`DiskFiller`]).
 //! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.
@@ -100,9 +101,11 @@ mod device;
 mod disk_params;
 mod error;
 mod feature;
+mod filler;
 mod flusher;
-mod kernel;
+mod leave_gate;
 mod pages;
+mod placement;
 mod queue;
 mod request;
 mod token;
@@ -119,5 +122,7 @@ pub use token::DeviceToken;
 
 pub(crate) use disk_params::DiscardParams;
 pub(crate) use feature::Features;
+pub(crate) use filler::DiskFiller;
 pub(crate) use pages::{sync_file_system, write_pages};
+pub(crate) use placement::Placement;
 pub(crate) use request::{BlockOp, BlockRequest, DataAt};

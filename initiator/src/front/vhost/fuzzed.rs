@@ -62,6 +62,7 @@ impl FuzzedDisk {
                 data_max: STRIDE,
                 shared: 0,
                 ledger: None,
+                ways: None,
                 pulse: None,
                 mail,
                 outbox: outbox.clone(),

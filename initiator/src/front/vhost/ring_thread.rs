@@ -270,9 +270,7 @@ impl RingThread {
             MAIL => driver.clear_mail(),
             ORDERS => orders.clear_event(),
             KICK => ring.iter_mut().for_each(GuestRing::clear_kick),
-            token if driver.is_of_path(token) => driver.clear_path_event(),
-            // A token of an earlier path.
-            _ => {}
+            token => driver.clear_event_of(token),
         })
     }
 }
@@ -349,7 +347,7 @@ impl DataThread for RingThread {
     }
 
     fn ask_devices(&mut self) {
-        self.driver.clear_path_event();
+        self.driver.clear_path_events();
     }
 
     fn yielded(&mut self) {

@@ -6,12 +6,12 @@ pub mod file_systems;
 pub mod holder;
 pub mod namespace;
 mod openers;
+pub(super) mod queue_settings;
 pub(super) mod queues;
 #[allow(unsafe_code)] // descriptors of processes have no safe call
 pub mod server;
 pub mod write_back;
 
-use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 
 use rblk_protocol::{OpenReply, VolumeFlags};
@@ -25,9 +25,6 @@ use crate::volume::setup::Setup;
 
 /// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
-
-/// The kernel refuses fewer than 4 requests; one tag is spared.
-const DEPTH_TO_SPARE: u16 = 5;
 
 /// Adds the device of a mount. Its disk does not exist yet.
 ///
@@ -93,53 +90,6 @@ pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(),
     match id {
         Some(id) if control.info(id).is_ok() => Err(UblkError::DeviceIdTaken { id }),
         _ => Ok(()),
-    }
-}
-
-/// Sets the queue limits of a new disk in the background: the kernel waits for running requests.
-pub(super) fn tune_disk(device: &mut Device) {
-    let (id, depth) = (device.info().id, device.info().depth);
-    let spare = !device.control().features().contains(Features::QUIESCE) && depth >= DEPTH_TO_SPARE;
-    std::thread::spawn(move || {
-        let spared = spare.then(|| depth - 1);
-        tune(id, spared);
-    });
-}
-
-/// Switches the scheduler of the disk off, so that requests go to the queue at once. The disk of
-/// the target sorts requests itself; a scheduler here would add a thread to every request, and
-/// split batches.
-///
-/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need a free
-/// tag to notice the death of this process at once: they notice it by an idle fetch, and without
-/// one by a timer of 30 s. Both settings stay when another process takes the disk over.
-///
-/// The kernel waits indefinitely if the target is lost at that moment. So another process writes
-/// the settings: it holds nothing of this process, which can end.
-fn tune(id: u32, requests: Option<u16>) {
-    let queue = format!("/sys/block/ublkb{id}/queue");
-    let unsorted = || {
-        std::fs::read_to_string(format!("{queue}/scheduler")).is_ok_and(|s| s.contains("[none]"))
-    };
-    if unsorted() && requests.is_none() {
-        return;
-    }
-    // With a scheduler, `nr_requests` would be the number of the scheduler's tags.
-    let script =
-        "echo none >\"$0/scheduler\" && { [ -z \"$1\" ] || echo \"$1\" >\"$0/nr_requests\"; }";
-    let requests = requests.map(|n| n.to_string()).unwrap_or_default();
-    let child = Command::new("/bin/sh")
-        .args(["-c", script, &queue, &requests])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    match child {
-        Ok(status) if status.success() => {}
-        how if !unsorted() => {
-            tracing::warn!(?how, "{queue}/scheduler: cannot set `none`; more CPU time is used");
-        }
-        how => tracing::debug!(?how, "{queue}/nr_requests"),
     }
 }
 

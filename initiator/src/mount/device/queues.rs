@@ -41,6 +41,7 @@ pub(crate) fn start_queues(
             data_max: wide(wish.io_max_bytes),
             block_size: plan.block_size,
             ledger: plan.ledger(),
+            ways: plan.ways,
             pulse: Some(plan.pulse),
             spin: spin_mode(plan.spin),
             cpus: cpus_of(device, queue),

@@ -16,11 +16,12 @@ use tokio::sync::mpsc;
 
 use super::device;
 use super::device::disk::Disk;
+use super::device::queue_settings::{FEWEST, limit_requests};
 use super::device::queues::start_queues;
 use super::note::NO_DEVICE;
 use super::note::note_keeper::NoteKeeper;
 use crate::engine::durability::Durability;
-use crate::front::ublk::{Control, Device, DeviceToken};
+use crate::front::ublk::{Control, Device, DeviceToken, DiskFiller};
 use crate::front::vhost::GuestLeft;
 use crate::queue::FromQueue;
 use crate::volume::link::AfterNote;
@@ -38,6 +39,13 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
 /// Extra time for a queue thread, after the time for its answers.
 const QUEUE_GRACE: Duration = Duration::from_secs(5);
+/// Time to limit the requests of a disk: the running ones end meanwhile.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Time to fill the queues of a limited disk. Less than [`QUEUE_GRACE`].
+const FILL: Duration = Duration::from_secs(2);
+
+const NOT_LIMITED: &str = "the kernel does not limit the requests of the disk: a request that is on its way while this \
+                           process leaves may be lost (a fault of kernels before 6.16)";
 
 const NO_NOTE: &str = "writing the note by which the device could be recovered";
 
@@ -327,11 +335,13 @@ impl Mount {
     /// rest.
     pub(super) async fn leave(
         &mut self,
-        device: Device,
+        mut device: Device,
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     ) {
         let detect = self.volume.config().detect.get();
+        let filler = self.limit_disk(&mut device, from_queues).await;
         self.volume.leave(detect);
+        filler.into_iter().for_each(fill);
         let left = self.queues_left(Instant::now() + detect + QUEUE_GRACE, from_queues).await;
         if left {
             self.volume.join_queues();
@@ -355,6 +365,48 @@ impl Mount {
         }
     }
 
+    /// Limits the requests of the disk, and closes the gate of the device, if it has one. The
+    /// queues answer requests meanwhile; afterwards the gate opens with the filler.
+    async fn limit_disk(
+        &mut self,
+        device: &mut Device,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) -> Option<DiskFiller> {
+        let gate = Arc::clone(device.gate()?);
+        let (id, depth) = (device.info().id, device.info().depth);
+        // Requests that wait for the target would keep the limit waiting. Without a tag to spare,
+        // the driver would not see the end of this process at once.
+        let can_limit = depth > FEWEST && !self.volume.waits_for_target();
+        let mut limiting =
+            tokio::task::spawn_blocking(move || can_limit && limit_requests(id, LIMIT));
+        let is_limited = loop {
+            tokio::select! {
+                limited = &mut limiting => break limited.unwrap_or(false),
+                () = self.attend_on_the_way_out(from_queues) => {}
+            }
+        };
+        let filler = is_limited.then(|| device.filler(gate, FEWEST)).and_then(Result::ok);
+        if filler.is_none() {
+            tracing::warn!(device = self.disk(), "{NOT_LIMITED}");
+        }
+        filler
+    }
+
+    /// Attends to the queues and the session of a mount that is handed over. Cancel safe.
+    async fn attend_on_the_way_out(
+        &mut self,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) {
+        tokio::select! {
+            Some(message) = from_queues.recv() => {
+                if let Err(error) = self.volume.on_queue(message) {
+                    tracing::warn!(%error, "on the way out");
+                }
+            }
+            () = self.volume.keep_alive() => {}
+        }
+    }
+
     /// Waits until every queue thread has left. Returns false at the deadline.
     async fn queues_left(
         &mut self,
@@ -363,12 +415,7 @@ impl Mount {
     ) -> bool {
         while !self.volume.queues().have_stopped() {
             tokio::select! {
-                Some(message) = from_queues.recv() => {
-                    if let Err(error) = self.volume.on_queue(message) {
-                        tracing::warn!(%error, "on the way out");
-                    }
-                }
-                () = self.volume.keep_alive() => {}
+                () = self.attend_on_the_way_out(from_queues) => {}
                 () = tokio::time::sleep_until(deadline.into()) => return false,
             }
         }
@@ -434,6 +481,18 @@ fn status_of(volume: &Volume, name: &str, recovered: u32) -> MountStatus {
         on_loss: config.on_loss,
         recovered,
         ..MountStatus::default()
+    }
+}
+
+/// Fills the queues of the disk in the background.
+fn fill(filler: DiskFiller) {
+    let started = std::thread::Builder::new().name("rblk-fill".to_owned()).spawn(move || {
+        if let Err(error) = filler.fill(FILL) {
+            tracing::warn!(%error, "handing the disk over");
+        }
+    });
+    if let Err(error) = started {
+        tracing::warn!(%error, "a thread to fill the queues");
     }
 }
 

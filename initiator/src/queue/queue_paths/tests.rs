@@ -8,6 +8,7 @@ use rblk_protocol::QueueDepth;
 use super::*;
 use crate::engine::QueueStats;
 use crate::engine::path::sample;
+use crate::engine::ways::choice::ChoicePolicy;
 
 /// A sleeper that refuses so many watches.
 #[derive(Default)]
@@ -61,12 +62,12 @@ fn bed() -> Bed {
 fn a_path_is_used_though_the_system_has_no_descriptor_to_watch_it() {
     let mut bed = bed();
     let mut watch = Scarce { refusals: 3, errno: libc::EMFILE, ..Scarce::default() };
-    assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap());
+    assert!(!bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap().is_empty());
     assert!(bed.engine.has_deadline(), "its self-test is under way");
     assert!(bed.paths.is_unwatched() && watch.watched.is_empty());
     // The watch is tried again now and then, not with every turn.
     for _ in 0..100 {
-        assert!(!bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap());
+        assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap().is_empty());
     }
     assert_eq!(watch.refusals, 2);
     for later in 1..=3 {
@@ -75,7 +76,7 @@ fn a_path_is_used_though_the_system_has_no_descriptor_to_watch_it() {
         bed.paths.change(&mut bed.engine, &mut watch, now).unwrap();
     }
     assert!(!bed.paths.is_unwatched() && !watch.watched.is_empty());
-    assert!(watch.watched.iter().all(|token| bed.paths.is_of_path(*token)));
+    assert!(watch.watched.iter().all(|token| bed.paths.way_of(*token).is_some()));
     // The watches end with their path.
     bed.engine.disconnect();
     assert!(bed.paths.send_off(&mut bed.engine, &mut watch).unwrap());
@@ -99,4 +100,27 @@ fn a_permanent_refusal_is_an_error() {
     let mut bed = bed();
     let mut watch = Scarce { refusals: 1, errno: libc::EBADF, ..Scarce::default() };
     assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).is_err());
+}
+
+/// A path that does not fit the queue: it never carries a request, and its QPs live for a while.
+#[test]
+fn the_place_of_a_path_that_cannot_be_used_is_not_free_before_that_path_is_over() {
+    let mut bed = bed();
+    bed.paths.drop_next();
+    let depth = QueueDepth::new(sample::DEPTH / 2).unwrap();
+    bed.engine = Engine::new(depth, sample::DATA_MAX, Arc::new(QueueStats::default()));
+    bed.engine.allow_ways(0, ChoicePolicy::Least);
+    let way = WayIndex::new(1).unwrap();
+    let (network, mut watch) = (Network::new(2), Scarce::default());
+    let bytes = usize::from(sample::DEPTH) * sample::DATA_MAX;
+    let buffers = Region::allocate(bytes, PageKind::Normal).unwrap();
+    let (path, _wire) = sample::path(&network, &buffers, true);
+    bed.paths.set_join(Box::new(Path { way, ..path }));
+    assert!(bed.engine.may_join(way));
+    bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap();
+    assert!(bed.engine.live_ways().is_empty() && !bed.engine.may_join(way));
+    bed.engine.way_destroyed(way);
+    assert!(!bed.engine.may_join(way), "the target may have connections of its epoch");
+    bed.engine.way_dropped(way);
+    assert!(bed.engine.may_join(way));
 }

@@ -1,15 +1,16 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
-//! One command at a time, plus one ASYNC_EVENT that the target keeps until it has an event, and one
-//! KEEP_ALIVE. After an event about changed volumes, one command asks for the volume's new state.
-//! Every wait has a deadline. After an error the channel is dead, and the session must be connected
-//! anew.
+//! One command at a time, plus one ASYNC_EVENT that the target keeps until it has an event, one
+//! KEEP_ALIVE, and one DROP. After an event about changed volumes, one command asks for the
+//! volume's new state. Every wait has a deadline. After an error the channel is dead, and the
+//! session must be connected anew.
 //!
 //! The target may take long for a command, above all for a LOGIN that waits for the end of an older
 //! epoch. With a [`Pulse`] a loss is still noticed in time: the target's data thread answers
 //! KEEP_ALIVEs meanwhile.
 
 mod alarm;
+mod drop_call;
 mod host_seconds;
 mod keep_alive;
 mod qp;
@@ -27,6 +28,8 @@ use rblk_protocol::{
 };
 
 use self::alarm::Alarm;
+pub use self::drop_call::DropAnswer;
+use self::drop_call::DropCall;
 use super::error::SessionError;
 use crate::engine::pulse::DiskUse;
 pub use crate::engine::pulse::Pulse;
@@ -41,7 +44,8 @@ pub(crate) const REPLY_BYTES: usize = 4096;
 const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
 const KEEP_ALIVE_TAG: Tag = Tag(2);
-const LAST_TAG: Tag = KEEP_ALIVE_TAG;
+const DROP_TAG: Tag = Tag(3);
+const LAST_TAG: Tag = DROP_TAG;
 /// Commands with a payload in the answer, sealed or not.
 const REPLIES: [Opcode; 4] =
     [Opcode::Authenticate, Opcode::Login, Opcode::ListVolumes, Opcode::OpenVolume];
@@ -56,6 +60,7 @@ pub struct AdminChannel {
     sequence: Sequence,
     events: AsyncEventState,
     question: Option<Question>,
+    dropping: Option<DropCall>,
     keep_alive: KeepAlive,
     disk: DiskUse,
     // The pulse during a long command.
@@ -146,6 +151,7 @@ impl AdminChannel {
             sequence: Sequence(0),
             events: AsyncEventState::default(),
             question: None,
+            dropping: None,
             keep_alive: KeepAlive::new(HostSeconds::new(clock, now), now),
             disk: DiskUse::new(now),
             pulse: None,
@@ -189,7 +195,7 @@ impl AdminChannel {
         command.volume = volume;
         command.lba = Lba(index);
         if self.seal.is_some() || REPLIES.contains(&opcode) {
-            command.buffer = Some(self.qp.reply_buffer());
+            command.buffer = Some(self.qp.reply_buffer(CALL_TAG));
         }
         let Some(seal) = &mut self.seal else {
             return self.exchange(command, body, timeout).await;
@@ -213,7 +219,7 @@ impl AdminChannel {
         timeout: Duration,
     ) -> Result<Result<SealedReply, Status>, SessionError> {
         let mut command = self.command(Opcode::Login, CALL_TAG);
-        command.buffer = Some(self.qp.reply_buffer());
+        command.buffer = Some(self.qp.reply_buffer(CALL_TAG));
         self.seal = Some(seal);
         let reply = self.exchange(command, message, timeout).await?;
         if reply.value == 0 && reply.status != Status::Ok {
@@ -251,7 +257,7 @@ impl AdminChannel {
                 if response.tag != CALL_TAG || !response.answers(sequence) {
                     return Err(SessionError::Protocol("an answer to a command that was not sent"));
                 }
-                let payload = if wants_reply { self.qp.reply() } else { Vec::new() };
+                let payload = if wants_reply { self.qp.reply(CALL_TAG) } else { Vec::new() };
                 return Ok(Reply { status: response.status, value: response.value, payload });
             }
             let due = match self.pulse {
@@ -289,6 +295,8 @@ impl AdminChannel {
                 TargetNews::Event(event) => return Ok(event),
                 // The caller asks again when it needs the volume.
                 TargetNews::Volume(_) | TargetNews::Gone => self.events.volumes_changed = true,
+                // The mount ends: nothing waits for it any more.
+                TargetNews::Dropped(..) => {}
             }
         }
     }
@@ -324,6 +332,9 @@ impl AdminChannel {
             if let Some(event) = self.events.arrived.take() {
                 return Ok(TargetNews::Event(event));
             }
+            if let Some((epochs, answer)) = self.drop_answer()? {
+                return Ok(TargetNews::Dropped(epochs, answer));
+            }
             if let Some(volume) = volume {
                 self.ask_if_news(volume, now)?;
             }
@@ -333,11 +344,14 @@ impl AdminChannel {
                 self.qp.send(&mut command, &[])?;
             }
             let period = period(&mut self.disk, now);
+            // Requests wait for the answer to a DROP.
+            let period = if self.dropping.is_some() { pulse.period } else { period };
             let Some(due) = self.keep_alive(pulse, period, now)? else {
                 armed = false;
                 continue;
             };
-            let due = self.answer_due(now)?.map_or(due, |late| late.min(due));
+            let late = [self.answer_due(now)?, self.drop_due(now)?];
+            let due = late.into_iter().flatten().fold(due, Instant::min);
             // After arming, poll once more before the sleep.
             if armed {
                 self.qp.sleep_with(&mut self.alarm, due, now).await?;
@@ -369,12 +383,13 @@ impl AdminChannel {
         }
     }
 
-    /// The next response to a command of [`Self::call`], if one has arrived.
+    /// The next response to a command of [`Self::call`], if one has arrived. Keeps the others.
     fn next_response(&mut self, now: Instant) -> Result<Option<ResponseCapsule>, SessionError> {
         while let Some(response) = self.qp.poll()? {
             let taken = match response.tag {
                 EVENT_TAG => self.events.answered(&response),
                 KEEP_ALIVE_TAG => self.keep_alive.answered(&response, now),
+                DROP_TAG => self.dropping.as_mut().is_some_and(|call| call.answered(&response)),
                 _ => false,
             };
             if !taken {

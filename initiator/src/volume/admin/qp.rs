@@ -1,8 +1,8 @@
 //! [`AdminQp`]: the QP of an admin connection with its memory: capsules go out, responses come in.
 //!
 //! ```text
-//! slots:   | a capsule for each of three tags | receive slots |
-//! replies: | the target's payload for a command |
+//! slots:   | a capsule for each of four tags | receive slots |
+//! replies: | the target's payload for a command | and for a DROP |
 //! ```
 //!
 //! Both are lent to the device until the QP is destroyed, which may be later than the end of this
@@ -18,14 +18,16 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, KeyedDescriptor, QueueDepth, ResponseCapsule};
+use rblk_protocol::{CommandCapsule, KeyedDescriptor, QueueDepth, ResponseCapsule, Tag};
 
-use super::REPLY_BYTES;
 use super::alarm::Alarm;
+use super::{DROP_TAG, REPLY_BYTES};
 use crate::volume::error::SessionError;
 
 const CAPSULE_STRIDE: usize = 512;
-const TAGS: usize = 3;
+const TAGS: usize = 4;
+/// Room for the sealed status of a DROP.
+const DROP_REPLY_BYTES: usize = 512;
 const RECV_SLOTS: u16 = ADMIN_DEPTH + 3;
 const RECV_AT: usize = CAPSULE_STRIDE * TAGS;
 /// The id of every send WR; receive WRs have the number of their slot.
@@ -59,6 +61,11 @@ pub(super) fn limits() -> QpLimits {
     }
 }
 
+/// The part of the replies for a tag: its begin and length.
+fn reply_place(tag: Tag) -> (usize, usize) {
+    if tag == DROP_TAG { (REPLY_BYTES, DROP_REPLY_BYTES) } else { (0, REPLY_BYTES) }
+}
+
 fn system(source: std::io::Error) -> SessionError {
     SessionError::System { what: "the admin connection", source }
 }
@@ -83,7 +90,7 @@ impl AdminQp {
             Access::LOCAL_WRITE,
         )?;
         let remote = Access { remote_write: true, ..Access::LOCAL_WRITE };
-        let replies = pd.register(&region(REPLY_BYTES)?, remote)?;
+        let replies = pd.register(&region(REPLY_BYTES + DROP_REPLY_BYTES)?, remote)?;
         let qp = poller.attach(connection)?;
         let readiness = Readiness::new(poller.event_fds()).map_err(|source| {
             SessionError::System { what: "watching the admin connection", source }
@@ -138,17 +145,19 @@ impl AdminQp {
         self.poller.post_send(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
     }
 
-    /// Clears the memory for a reply, and names it to the target.
-    pub(super) fn reply_buffer(&mut self) -> KeyedDescriptor {
-        self.replies.region().zero(0, REPLY_BYTES);
-        let remote = self.replies.remote(0);
-        KeyedDescriptor { address: remote.addr, length: narrow(REPLY_BYTES), rkey: remote.rkey.0 }
+    /// Clears the memory for the reply to a tag, and names it to the target.
+    pub(super) fn reply_buffer(&mut self, tag: Tag) -> KeyedDescriptor {
+        let (at, bytes) = reply_place(tag);
+        self.replies.region().zero(at, bytes);
+        let remote = self.replies.remote(at);
+        KeyedDescriptor { address: remote.addr, length: narrow(bytes), rkey: remote.rkey.0 }
     }
 
-    /// The target's payload for the answered command.
-    pub(super) fn reply(&self) -> Vec<u8> {
-        let mut payload = vec![0; REPLY_BYTES];
-        self.replies.region().read(0, &mut payload);
+    /// The target's payload for the answered command of a tag.
+    pub(super) fn reply(&self, tag: Tag) -> Vec<u8> {
+        let (at, bytes) = reply_place(tag);
+        let mut payload = vec![0; bytes];
+        self.replies.region().read(at, &mut payload);
         payload
     }
 

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rblk_protocol::auth::COMMAND_SEAL_BYTES;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    AsyncEvent, CommandCapsule, Opcode, ResponseCapsule, Status, VolumeEntry, VolumeHandle,
-    VolumeListHeader,
+    AsyncEvent, CommandCapsule, DropRequest, Opcode, ResponseCapsule, Status, VolumeEntry,
+    VolumeHandle, VolumeListHeader,
 };
 
-use super::{AdminChannel, CALL_TAG, Reply};
+use super::{AdminChannel, CALL_TAG, DropAnswer, Reply};
 use crate::volume::error::SessionError;
 
 /// Time for the answer. The target's data thread answers KEEP_ALIVEs meanwhile.
@@ -27,6 +27,8 @@ pub enum TargetNews {
     Volume(VolumeEntry),
     /// The session has lost the volume.
     Gone,
+    /// The answer to a DROP of these epochs.
+    Dropped(DropRequest, DropAnswer),
 }
 
 /// A question under way.
@@ -58,7 +60,7 @@ impl AdminChannel {
         self.events.volumes_changed = false;
         let mut command = self.command(Opcode::ListVolumes, CALL_TAG);
         command.volume = volume;
-        command.buffer = Some(self.qp.reply_buffer());
+        command.buffer = Some(self.qp.reply_buffer(CALL_TAG));
         let mut body = Vec::new();
         if let Some(seal) = &mut self.seal {
             command.in_capsule_bytes = narrow(COMMAND_SEAL_BYTES);
@@ -78,7 +80,7 @@ impl AdminChannel {
             return Err(UNASKED);
         }
         let ResponseCapsule { status, value, .. } = *response;
-        let mut reply = Reply { status, value, payload: self.qp.reply() };
+        let mut reply = Reply { status, value, payload: self.qp.reply(CALL_TAG) };
         if self.seal.is_some() {
             let mut sealed = self.open(&command, &reply)?;
             let payload = std::mem::take(&mut *sealed.payload);

@@ -31,7 +31,7 @@ mod shape;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::width::narrow;
-use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags};
+use rblk_protocol::{Epoch, InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags};
 
 use failback::{Failback, Probed};
 use rounds::Rounds;
@@ -95,6 +95,8 @@ pub struct Course {
     under_way: Option<RunningTry>,
     switch: Option<Switch>,
     failback: Failback,
+    // Every address is in use, so none is better than another.
+    uses_all: bool,
 }
 
 impl Course {
@@ -133,7 +135,13 @@ impl Course {
             under_way: None,
             switch: None,
             failback: Failback::new(addresses, now),
+            uses_all: false,
         }
+    }
+
+    /// Whether the mount uses every address at once, and goes back to none.
+    pub fn uses_all_addresses(&mut self, all: bool) {
+        self.uses_all = all;
     }
 
     /// Sets the first address to try: the one that was in use. Call it only before the first try.
@@ -261,6 +269,14 @@ impl Course {
         match (self.state, self.lost_at, self.rules.fail_after) {
             (CourseState::Lost, Some(at), Some(after)) => at.checked_add(after),
             _ => None,
+        }
+    }
+
+    /// One more way joins the session, in this epoch: it was never named before. Write the note
+    /// before the way is tried.
+    pub fn joins(&mut self, epoch: Epoch) {
+        if let Some((_, newest)) = &mut self.facts.resume {
+            *newest = (*newest).max(epoch);
         }
     }
 
@@ -556,7 +572,7 @@ impl Course {
 
     /// The time of the next probe, if there is a better address.
     fn probe_at(&self) -> Option<Instant> {
-        let wanted = self.address > 0 && !self.rules.failback.is_zero();
+        let wanted = self.address > 0 && !self.uses_all && !self.rules.failback.is_zero();
         self.failback.due_at().filter(|_| wanted)
     }
 }

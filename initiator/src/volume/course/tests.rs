@@ -432,6 +432,20 @@ fn requests_fail_after_a_while_and_wait_again_when_the_target_is_back() {
 }
 
 #[test]
+fn a_mount_that_uses_every_address_goes_back_to_none() {
+    let mut way = Way::connected(rules(2));
+    way.after(ms(10_000)).lose();
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 1);
+    way.arrive(attempt);
+    way.course.uses_all_addresses(true);
+    assert_eq!(way.course.deadline(), None);
+    assert_eq!(way.after(ms(60_000)).due(), None);
+    way.course.uses_all_addresses(false);
+    assert_eq!(way.due(), Some(Act::Probe(0)));
+}
+
+#[test]
 fn a_better_address_is_gone_back_to_when_it_answered_twice() {
     let mut way = Way::connected(rules(3));
     way.after(ms(10_000)).lose();

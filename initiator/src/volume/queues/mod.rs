@@ -16,6 +16,8 @@ use crate::engine::durability::retain::RetainRing;
 use crate::engine::durability::{Durability, Ledger};
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::choice::ChoicePolicy;
+use crate::engine::ways::{PLACES, WayIndex};
 use crate::queue::{EngineDriverParts, FromQueue, MailFate, QueueHandle, ToQueue};
 use rblk_operate::mount::mount_times::MountTimes;
 use rblk_operate::mount::queue_counts::QueueCounts;
@@ -36,8 +38,8 @@ pub(crate) struct Queues {
 struct Thread {
     // `None` in tests only.
     handle: Option<QueueHandle>,
-    // Paths that have not ended.
-    paths: u32,
+    // By way, paths that have not ended.
+    paths: [u32; PLACES],
     // The queue is held, and every sent request is answered.
     quiet: bool,
     // The thread takes no more mail.
@@ -53,6 +55,8 @@ pub(crate) struct QueuePlan<'p> {
     pub(crate) durability: Option<&'p Arc<Durability>>,
     /// Memory of each queue for retained writes; 0 retains none.
     pub(crate) retain_bytes: usize,
+    /// How requests are spread, for a mount that may have several ways.
+    pub(crate) ways: Option<ChoicePolicy>,
     pub(crate) pulse: Pulse,
     pub(crate) spin: Spin,
     pub(crate) outbox: &'p mpsc::UnboundedSender<FromQueue>,
@@ -102,6 +106,7 @@ impl Queues {
                 data_max: wide(wish.io_max_bytes),
                 shared: plan.setup.shared.lens().len(),
                 ledger: plan.ledger(),
+                ways: plan.ways,
                 pulse: Some(plan.pulse),
                 mail,
                 outbox: plan.outbox.clone(),
@@ -128,6 +133,12 @@ impl Queues {
     /// I/Os answered so far.
     pub(super) fn ios(&self) -> u64 {
         self.handles().map(|queue| queue.stats.answered()).sum()
+    }
+
+    /// Counts the I/Os answered so far, in another task.
+    pub(super) fn io_count(&self) -> impl Fn() -> u64 + Send + Sync + use<> {
+        let stats: Vec<_> = self.handles().map(|queue| Arc::clone(&queue.stats)).collect();
+        move || stats.iter().map(|stats| stats.answered()).sum()
     }
 
     /// The counters of each queue.
@@ -162,16 +173,45 @@ impl Queues {
                 path.retire();
                 continue;
             };
-            thread.paths += 1;
+            thread.paths[path.way.get()] += 1;
             thread.post(ToQueue::Connect(Box::new(path)));
         }
     }
 
-    /// A path of a queue ended. Returns whether the queue has a newer one already.
-    pub(super) fn path_ended(&mut self, queue: u16) -> bool {
+    /// Gives each queue one more path, beside those of other ways.
+    pub(super) fn add_way(&mut self, paths: Vec<(u16, Path)>) {
+        for (queue, path) in paths {
+            let Some(thread) = self.threads.get_mut(usize::from(queue)) else {
+                path.retire();
+                continue;
+            };
+            thread.paths[path.way.get()] += 1;
+            thread.post(ToQueue::Join(Box::new(path)));
+        }
+    }
+
+    /// A way is lost: requests go by the others.
+    pub(super) fn end_way(&mut self, way: WayIndex) {
+        self.post_all(|| ToQueue::EndWay(way));
+    }
+
+    /// The target has ended the epoch of a way that was lost.
+    pub(super) fn way_dropped(&mut self, way: WayIndex) {
+        self.post_all(|| ToQueue::WayDropped(way));
+    }
+
+    /// A path of a queue ended. Returns whether the queue has a newer one of that way already.
+    pub(super) fn path_ended(&mut self, queue: u16, way: WayIndex) -> bool {
         let Some(thread) = self.threads.get_mut(usize::from(queue)) else { return false };
-        thread.paths = thread.paths.saturating_sub(1);
-        thread.paths > 0
+        let paths = &mut thread.paths[way.get()];
+        *paths = paths.saturating_sub(1);
+        *paths > 0
+    }
+
+    /// Whether a queue has a path of some way.
+    pub(super) fn has_path(&self, queue: u16) -> bool {
+        let thread = self.threads.get(usize::from(queue));
+        thread.is_some_and(|thread| thread.paths.iter().any(|paths| *paths > 0))
     }
 
     /// The paths are lost: requests wait for the next ones.
@@ -240,7 +280,8 @@ impl Queues {
     /// Queues without threads, with so many paths each.
     #[cfg(test)]
     pub(crate) fn without_threads(paths: &[u32]) -> Self {
-        let thread = |&paths| Thread { paths, ..Thread::default() };
+        let of_first = |paths| std::array::from_fn(|way| if way == 0 { paths } else { 0 });
+        let thread = |&paths| Thread { paths: of_first(paths), ..Thread::default() };
         Self { threads: paths.iter().map(thread).collect(), ..Self::default() }
     }
 }
@@ -249,7 +290,10 @@ impl Thread {
     fn post(&mut self, message: ToQueue) {
         let Some(handle) = &self.handle else { return };
         let MailFate { is_taken, paths } = message.post(&handle.mail);
-        self.paths = self.paths.saturating_sub(paths);
+        for way in paths {
+            let paths = &mut self.paths[way.get()];
+            *paths = paths.saturating_sub(1);
+        }
         if !is_taken {
             // The thread left, and reports it by `FromQueue::Stopped`.
             tracing::debug!("a queue takes no mail");

@@ -20,6 +20,8 @@ use super::wish::QueueWish;
 use super::{explain, parse_accept};
 use crate::engine::path::memory_registration::MemoryRegistration;
 use crate::engine::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
+use crate::engine::ways::WayIndex;
+use crate::engine::ways::choice::WayTerms;
 use crate::volume::error::SessionError;
 
 /// Limit of the target's RDMA READs that a queue serves at once, if the device can.
@@ -117,6 +119,8 @@ impl Lanes<'_> {
             epoch: self.epoch,
             volume,
             lane_bytes: limits::LANE_BYTES,
+            way: WayIndex::FIRST,
+            way_terms: WayTerms::default(),
         })
     }
 

@@ -19,7 +19,9 @@ use rblk_protocol::{
 };
 
 use super::crowded::Crowded;
-use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_in, text_of};
+use super::{
+    Credentials, Entry, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_in, text_of,
+};
 use crate::engine::path::QueueMemory;
 use crate::engine::path::memory_registration::Early;
 use crate::engine::pulse::Pulse;
@@ -37,8 +39,7 @@ pub(super) struct Login<'s> {
     pub(super) options: &'s ConnectOptions,
     pub(super) host: &'s HostIdentity,
     pub(super) credentials: Option<&'s Credentials>,
-    /// The session and the epoch to raise it to; `None` begins a new session.
-    pub(super) resume: Option<(SessionId, Epoch)>,
+    pub(super) entry: Entry,
     /// Memory to register while the target answers.
     pub(super) memory: &'s [QueueMemory],
 }
@@ -54,6 +55,8 @@ pub(super) struct StartedSession {
     pub(super) secret: Option<SessionSecret>,
     /// The memory under registration with the domain.
     pub(super) early: Early,
+    /// The target knows several ways.
+    pub(super) has_ways: bool,
 }
 
 /// The key of this host, and the key that the target must prove.
@@ -65,6 +68,7 @@ struct Fresh {
     device: Device,
     pd: ProtectionDomain,
     hellos: Hellos,
+    has_ways: bool,
 }
 
 /// The carrier of a device's connections, as the proofs name it.
@@ -111,9 +115,9 @@ impl Login<'_> {
                 (reply, Some(secret))
             }
         };
-        let Fresh { mut admin, device, pd, .. } = fresh;
+        let Fresh { mut admin, device, pd, has_ways, .. } = fresh;
         admin.set_pulse(Pulse::of(self.options.detect));
-        Ok(StartedSession { admin, device, pd, reply, secret, early })
+        Ok(StartedSession { admin, device, pd, reply, secret, early, has_ways })
     }
 
     /// Makes the admin connection, and waits for room at the target if it must.
@@ -128,7 +132,7 @@ impl Login<'_> {
 
     /// Makes the admin connection.
     async fn connect(&self, with_keys: bool) -> Result<Fresh, SessionError> {
-        let Self { address, options, resume, .. } = *self;
+        let Self { address, options, entry: Entry { resume, asks_ways, .. }, .. } = *self;
         let route = Route::resolve(address, options).await?;
         let device = route.device();
         let pd = device.alloc_pd_with(self.options.order)?;
@@ -139,7 +143,10 @@ impl Login<'_> {
             oldest: Version::OLDEST,
             depth: QueueDepth::new(ADMIN_DEPTH)
                 .unwrap_or_else(|| unreachable!("within the bounds")),
-            features: if with_keys { Features::AUTH } else { Features::default() },
+            features: [(Features::AUTH, with_keys), (Features::WAYS, asks_ways)]
+                .into_iter()
+                .filter(|(_, wanted)| *wanted)
+                .fold(Features::default(), |all, (feature, _)| all.or(feature)),
             in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
             io_max_bytes: limits::IO_MIN_BYTES,
             epoch,
@@ -164,7 +171,8 @@ impl Login<'_> {
         let mut admin = AdminChannel::new(&pd, poller, established.connection, &accept, epoch)?;
         let pulse = Pulse::of(options.detect);
         admin.set_pulse(Pulse { period: pulse.period.min(STRANGER_PERIOD), ..pulse });
-        Ok(Fresh { admin, device, pd, hellos })
+        let has_ways = accept.features.has(Features::WAYS);
+        Ok(Fresh { admin, device, pd, hellos, has_ways })
     }
 
     /// LOGIN without proofs of either end.
@@ -218,11 +226,12 @@ impl Login<'_> {
             host: self.host.id,
             host_name: self.host.name,
             keep_alive_ms: u32::try_from(self.options.detect.as_millis()).unwrap_or(u32::MAX),
+            join: self.entry.join,
         }
     }
 
     fn timeout(&self) -> Duration {
-        if self.resume.is_some() { QUIESCE_TIMEOUT } else { self.options.timeout }
+        if self.entry.resume.is_some() { QUIESCE_TIMEOUT } else { self.options.timeout }
     }
 
     fn refused(&self, status: Status, text: String, key: Option<&SecretKey>) -> SessionError {

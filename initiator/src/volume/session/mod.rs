@@ -18,7 +18,7 @@ use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::width::wide;
 use rblk_protocol::{
     AccessMode, AsyncEvent, Epoch, Generation, HelloAccept, HelloError, HelloReject, HelloRequest,
-    HostId, LoginReply, Name, Opcode, OpenReply, OpenRequest, SessionId, Status, VolumeEntry,
+    HostId, Join, LoginReply, Name, Opcode, OpenReply, OpenRequest, SessionId, Status, VolumeEntry,
     VolumeHandle,
 };
 
@@ -27,6 +27,7 @@ use super::error::SessionError;
 use crate::engine::path::memory_registration::Early;
 use crate::engine::path::{Path, QueueMemory};
 use crate::engine::pulse::Pulse;
+use crate::engine::ways::WayIndex;
 pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
 use login::{Login, StartedSession};
@@ -67,6 +68,17 @@ impl From<AccessMode> for VolumeClaim {
     }
 }
 
+/// How a session is entered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Entry {
+    /// The session and the epoch to raise it to; `None` begins a new session.
+    pub(crate) resume: Option<(SessionId, Epoch)>,
+    /// For one more way: the ways that stay beside it, and the life that it ends.
+    pub(crate) join: Option<Join>,
+    /// The mount uses several ways at once, if the target knows that.
+    pub(crate) asks_ways: bool,
+}
+
 /// A session.
 #[derive(Debug)]
 pub struct Session {
@@ -86,6 +98,10 @@ pub struct Session {
     encrypt: Encrypt,
     // A lane could not be connected, so no queue requests lanes again.
     without_lanes: bool,
+    // Both ends know several ways.
+    has_ways: bool,
+    // The way of its paths.
+    way: WayIndex,
 }
 
 impl Session {
@@ -102,7 +118,8 @@ impl Session {
         credentials: Option<&Credentials>,
         resume: Option<(SessionId, Epoch)>,
     ) -> Result<Self, SessionError> {
-        Self::connect_for(address, options, host, credentials, resume, &[]).await
+        let entry = Entry { resume, ..Entry::default() };
+        Self::connect_for(address, options, (host, credentials), entry, &[]).await
     }
 
     /// As [`Self::connect`], for queues with that memory. It is registered while the target answers
@@ -113,13 +130,13 @@ impl Session {
     pub(crate) async fn connect_for(
         address: &Address,
         options: &ConnectOptions,
-        host: &HostIdentity,
-        credentials: Option<&Credentials>,
-        resume: Option<(SessionId, Epoch)>,
+        (host, credentials): (&HostIdentity, Option<&Credentials>),
+        entry: Entry,
         memory: &[QueueMemory],
     ) -> Result<Self, SessionError> {
-        let login = Login { address, options, host, credentials, resume, memory };
-        let StartedSession { admin, device, pd, reply: login, secret, early } = login.run().await?;
+        let login = Login { address, options, host, credentials, entry, memory };
+        let started = login.run().await?;
+        let StartedSession { admin, device, pd, reply: login, secret, early, has_ways } = started;
         Ok(Self {
             address: address.clone(),
             admin,
@@ -131,7 +148,19 @@ impl Session {
             secret,
             encrypt: credentials.map_or(Encrypt::Off, Credentials::encrypt),
             without_lanes: false,
+            has_ways,
+            way: WayIndex::FIRST,
         })
+    }
+
+    /// Whether both ends know several ways.
+    pub(crate) fn has_ways(&self) -> bool {
+        self.has_ways
+    }
+
+    /// Makes every later path one of that way.
+    pub(crate) fn set_way(&mut self, way: WayIndex) {
+        self.way = way;
     }
 
     /// Starts a new session. Tries a second time if LOGIN is not answered: a faulty device or path
@@ -145,10 +174,24 @@ impl Session {
         host: &HostIdentity,
         credentials: Option<&Credentials>,
     ) -> Result<Self, SessionError> {
-        match Self::connect(address, options, host, credentials, None).await {
+        Self::begin_by(address, options, (host, credentials), false).await
+    }
+
+    /// As [`Self::begin`]. With `asks_ways`, of a mount that uses several ways at once.
+    ///
+    /// # Errors
+    /// As of [`Self::begin`].
+    pub(crate) async fn begin_by(
+        address: &Address,
+        options: &ConnectOptions,
+        known_by: (&HostIdentity, Option<&Credentials>),
+        asks_ways: bool,
+    ) -> Result<Self, SessionError> {
+        let entry = Entry { asks_ways, ..Entry::default() };
+        match Self::connect_for(address, options, known_by, entry, &[]).await {
             Err(SessionError::TimedOut { what: Opcode::Login | Opcode::KeepAlive }) => {
                 tracing::warn!(%address, "no answer to LOGIN; trying once more");
-                Self::connect(address, options, host, credentials, None).await
+                Self::connect_for(address, options, known_by, entry, &[]).await
             }
             result => result,
         }
@@ -255,7 +298,17 @@ impl Session {
         let wish = QueueWish { lanes: Some(lanes), ..wish };
         let registering = self.early.take(&self.pd, memory);
         let Self {
-            address, options, device, pd, admin, login, secret, encrypt, without_lanes, ..
+            address,
+            options,
+            device,
+            pd,
+            admin,
+            login,
+            secret,
+            encrypt,
+            without_lanes,
+            way,
+            ..
         } = self;
         let pulse = Pulse::of(options.detect);
         let (session, epoch) = (login.session, login.epoch);
@@ -266,10 +319,9 @@ impl Session {
         loop {
             tokio::select! {
                 path = &mut connect => {
-                    *without_lanes |= path
-                        .as_ref()
-                        .is_ok_and(|path| path.lanes() < usize::from(lanes));
-                    return path;
+                    let path = Path { way: *way, ..path? };
+                    *without_lanes |= path.lanes() < usize::from(lanes);
+                    return Ok(path);
                 }
                 event = admin.event(pulse) => match event? {
                     Some(AsyncEvent::Draining) => {

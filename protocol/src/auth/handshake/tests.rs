@@ -40,7 +40,7 @@ fn hellos() -> Hellos {
 
 fn login() -> [u8; LoginRequest::BYTES] {
     let host_name = Name::new("db1").unwrap();
-    LoginRequest { host: HostId([7; 16]), host_name, keep_alive_ms: 5000 }.to_wire()
+    LoginRequest { host: HostId([7; 16]), host_name, keep_alive_ms: 5000, join: None }.to_wire()
 }
 
 /// What is done to the messages on their way.

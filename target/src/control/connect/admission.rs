@@ -92,7 +92,8 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
     let io_max_bytes = limits.io_max_bytes;
     if kind == ConnectionKind::Admin {
         let in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
-        return Offer { depth, features: proof, in_capsule_bytes, io_max_bytes, instance, nonce };
+        let features = proof.or(Features::WAYS);
+        return Offer { depth, features, in_capsule_bytes, io_max_bytes, instance, nonce };
     }
     let imm = match device.caps().write_with_imm {
         true => Features::WRITE_WITH_IMM,

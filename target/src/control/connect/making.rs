@@ -151,9 +151,13 @@ impl Making {
         Some(self.under_way.swap_remove(at))
     }
 
-    /// Ends the connections of older epochs of a session.
-    pub(in crate::control) fn end_connections(&mut self, session: SessionIndex, before: Epoch) {
-        self.end_where(|way| way.admitted.session == session && way.admitted.epoch < before);
+    /// Ends the connections of some epochs of a session.
+    pub(in crate::control) fn end_connections(
+        &mut self,
+        session: SessionIndex,
+        ends: impl Fn(Epoch) -> bool,
+    ) {
+        self.end_where(|way| way.admitted.session == session && ends(way.admitted.epoch));
     }
 
     /// Ends a connection. Returns whether it was being made.

@@ -228,6 +228,7 @@ impl Reception {
             memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind, &device)),
             fresh: SessionId(fresh),
             is_encrypted: accept.features.has(Features::ENCRYPT),
+            has_ways: accept.features.has(Features::WAYS),
         };
         let admitted = core.connect(&knock, Instant::now())?;
         if admitted.queue.is_some() {
@@ -423,9 +424,13 @@ impl Reception {
         }
     }
 
-    /// Connections of a session end, up to an epoch: those that are being made, too.
-    pub(in crate::control) fn end_connections(&mut self, session: SessionIndex, before: Epoch) {
-        self.making.end_connections(session, before);
+    /// Connections of some epochs of a session end: those that are being made, too.
+    pub(in crate::control) fn end_connections(
+        &mut self,
+        session: SessionIndex,
+        ends: impl Fn(Epoch) -> bool,
+    ) {
+        self.making.end_connections(session, ends);
     }
 
     /// All connections end: those that are being made, too.

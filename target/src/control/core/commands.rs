@@ -77,14 +77,14 @@ impl Core {
             Some(Leave::Revoked) => return refuse(Status::NotAllowed),
             None => {}
         }
-        if epoch != state.epoch || capsule.epoch != epoch {
+        if state.way(epoch).is_none() || capsule.epoch != epoch {
             return refuse(Status::Fenced);
         }
-        if !state.logged_in && capsule.opcode != Opcode::Login {
+        if !state.is_in(epoch) && capsule.opcode != Opcode::Login {
             return refuse(Status::NotReady);
         }
         match capsule.opcode {
-            Opcode::Login => sessions.login_again(command, session, out),
+            Opcode::Login => sessions.login_again(command, (session, epoch), out),
             Opcode::ListVolumes => {
                 let overhead = out.overhead(command.from);
                 list(capsule, overhead, session, (sessions, holdings.exports()))
@@ -94,6 +94,7 @@ impl Core {
             Opcode::AsyncEvent => {
                 sessions.park(command, session, || drain.news_for(session, epoch))
             }
+            Opcode::Drop => sessions.drop_epochs(command, (session, epoch), out),
             Opcode::Logout => holdings.logout(session, sessions, out),
             _ => refuse(Status::InvalidOpcode),
         }

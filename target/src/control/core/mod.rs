@@ -20,7 +20,8 @@
 //!
 //! - A connection that has not logged in changes nothing but the count of strangers
 //!   (`gate/`).
-//! - LOGIN is answered when its session has no connection of an older epoch left (`sessions/`).
+//! - LOGIN and DROP are answered when no connection of the epochs that they end is left
+//!   (`sessions/`).
 //! - OPEN for writing is answered when three things hold (`holdings/`). Every session that held the
 //!   volume before and lost it has no connection of that time left. The next run of the target
 //!   would know of the change of holder. And all writes of earlier holders are durable.
@@ -242,15 +243,13 @@ impl Core {
             }
             sessions.admin_gone(session, epoch);
             holdings.drop_opens_of((session, epoch), sessions, out);
-            // A session without its admin connection is lost: its queues do not outlive it.
-            if let Some(before) = epoch.next() {
-                out.tell_all(Notice::EndConnections { session, before });
-            }
+            // An epoch without its admin connection is lost: its queues do not outlive it.
+            out.tell_all(Notice::EndEpoch { session, epoch });
         }
         let connection = (epoch, queue, is_proven);
         match sessions.table_mut().connection_gone(session, connection, memory_bytes, now) {
             After::Lives => {}
-            After::Quiesced => sessions.finish_login(session, out, now),
+            After::Quiesced => sessions.answer_buried(session, out, now),
             After::Ended => {
                 holdings.forget(session);
                 sessions.forget(session, out);
@@ -443,7 +442,7 @@ impl Core {
             sessions.forget(session, out);
         }
         holdings.expire(now);
-        sessions.end_late_logins(out, now);
+        sessions.end_late_waits(out, now);
         holdings.end_late_opens(sessions, out, now);
         alterations.end_late_step(holdings, (sessions, out), now);
         holdings.fence_again(out);

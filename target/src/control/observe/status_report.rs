@@ -178,7 +178,7 @@ fn session(control: &Control, session: &Session, encrypted: bool) -> SessionStat
         encrypted,
         number: session.index.life,
         place: session.place,
-        epoch: session.epoch.0,
+        epoch: session.newest.0,
         connections: session.connections(),
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),
         digest: session.digest,

@@ -26,9 +26,9 @@ impl<'a> Whom<'a> {
 
     fn is_host_or_peer(self, session: &Session) -> bool {
         let (Self::Any(whom) | Self::Host(whom)) = self else { return false };
-        session.host_name.as_str() == whom
-            || address_of(&session.peer) == whom
-            || session.peer == whom
+        // By whichever way the host comes.
+        let is_it = |peer: &str| peer == whom || address_of(peer) == whom;
+        session.host_name.as_str() == whom || is_it(&session.peer) || session.peers().any(is_it)
     }
 
     fn is_number(self, session: &Session) -> bool {
@@ -63,7 +63,7 @@ pub(in crate::control) fn meant<'s>(
 mod tests {
     use std::time::{Duration, Instant};
 
-    use rblk_protocol::{HostId, Name, SessionId};
+    use rblk_protocol::{Epoch, HostId, Join, Name, SessionId};
 
     use super::*;
     use crate::control::peers::account::Payer;
@@ -80,14 +80,28 @@ mod tests {
                 host_name: Name::new(host).unwrap(),
                 detect: Duration::from_secs(5),
                 peer: format!("tcp://192.0.2.{number}:5000"),
+                has_ways: false,
             };
             table.begin(SessionId([number; 16]), login, Instant::now()).unwrap();
         }
+        // One more way of the first.
+        let second = LoggingIn {
+            host: HostId([1; 16]),
+            account: Payer::Host(HostId([1; 16])),
+            host_name: Name::new("a").unwrap(),
+            detect: Duration::from_secs(5),
+            peer: "tcp://198.51.100.1:5000".to_owned(),
+            has_ways: true,
+        };
+        let join = Join { beside: Epoch(1), ends: None };
+        table.add_way(SessionId([1; 16]), Epoch(2), join, second).unwrap();
         let numbers = |text: &str| {
             let meant = meant(table.iter(), text)?;
             Ok::<_, String>(meant.iter().map(|session| session.index.life).collect::<Vec<_>>())
         };
         assert_eq!(numbers("a"), Ok(vec![1, 3]));
+        assert_eq!(numbers("tcp://192.0.2.1"), Ok(vec![1]), "by its first way");
+        assert_eq!(numbers("tcp://198.51.100.1"), Ok(vec![1]), "by its second");
         assert_eq!(numbers("tcp://192.0.2.3"), Ok(vec![3]));
         assert_eq!(numbers("1"), Ok(vec![1]));
         assert_eq!(numbers("4"), Ok(vec![4]), "it is the same session");

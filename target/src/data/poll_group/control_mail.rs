@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_fabric::{MemoryRegion, Transport};
+use rblk_protocol::Mutation;
 use rblk_protocol::width::{wide, wide64};
 use rblk_runtime::Moment;
 
@@ -127,6 +128,14 @@ impl<S: Store> PollGroup<S> {
                 self.end_all("superseded by a newer epoch", |connection| {
                     let params = connection.params();
                     params.session == session && params.epoch < before
+                });
+            }
+            Notice::EndEpoch { .. }
+                if Mutation::WayDropForgetsGroup.is_on() && self.state.index > 0 => {}
+            Notice::EndEpoch { session, epoch } => {
+                self.end_all("its way to the target is lost", |connection| {
+                    let params = connection.params();
+                    (params.session, params.epoch) == (session, epoch)
                 });
             }
             Notice::Host { session, host } => self.state.shard.set_host(session, host),

@@ -58,6 +58,13 @@ pub enum Notice {
         /// Ends epochs below this.
         before: Epoch,
     },
+    /// Ends every connection of one epoch of a session, as [`Self::EndConnections`] does.
+    EndEpoch {
+        /// The session.
+        session: SessionIndex,
+        /// The epoch.
+        epoch: Epoch,
+    },
     /// A session belongs to this host.
     Host {
         /// The session.

@@ -489,8 +489,7 @@ impl Store for UringStore {
         };
         let Some(index) = self.ops.take() else { return Err(op) };
         volume.ops += 1;
-        let has_own_fua = volume.backing.has_own_fua();
-        let started = self.ops.get(index).start(op, phase, has_own_fua, region, memory);
+        let started = self.ops.get(index).start(op, phase, &volume.backing, region, memory);
         if started && phase == Phase::Unsynced {
             self.await_sync(index);
         } else if started {

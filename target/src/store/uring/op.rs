@@ -21,10 +21,6 @@ use crate::volume::ids::VolumeIndex;
 /// Bytes zeroed by one write where no better method works.
 pub(super) const ZERO_CHUNK: u32 = 1 << 20;
 
-// Discard and zeroing advance to multiples of this: file systems hold the inode's lock for the
-// whole of a fallocate, and other I/O on the file waits for it.
-const RANGE_STEP: u64 = 1 << 30;
-
 // Number of times that an op is sent again after EAGAIN or EINTR, before that error becomes its
 // result.
 const RETRIES: u32 = 1000;
@@ -78,6 +74,8 @@ pub(super) struct ActiveOp {
     retries: u32,
     // From the backing: a durable write needs no sync.
     has_own_fua: bool,
+    // From the backing: discard and zeroing advance to multiples of this.
+    range_step: u64,
     // For a transfer. Unchanged while the kernel has an entry, which may point into it.
     memory: IoVecs,
 }
@@ -92,21 +90,23 @@ impl ActiveOp {
             step: 0,
             retries: 0,
             has_own_fua: false,
+            range_step: 1,
             memory: IoVecs::default(),
         }
     }
 
-    /// Starts an op with its memory. False when the memory is not inside the region.
+    /// Starts an op of a backing with its memory. False when the memory is not inside the region.
     pub(super) fn start(
         &mut self,
         op: Op,
         phase: Phase,
-        has_own_fua: bool,
+        backing: &Backing,
         region: &Region,
         memory: &[Segment],
     ) -> bool {
         (self.op, self.phase, self.progress, self.step, self.retries) = (op, phase, 0, 0, 0);
-        self.has_own_fua = has_own_fua;
+        self.has_own_fua = backing.has_own_fua();
+        self.range_step = backing.methods().range_step();
         self.memory.set(region, memory)
     }
 
@@ -207,16 +207,18 @@ impl ActiveOp {
                 let from = zeroes.pointer(0, bytes as usize)?;
                 Some(opcode::Write::new(file, from.as_ptr(), bytes).offset(offset).build())
             }
-            (Phase::Change(Method::BlockDiscard), _) => {
-                self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
+            (Phase::Change(method @ (Method::BlockDiscard | Method::WaitingDiscard)), _) => {
+                self.step = left.min(self.range_step - offset % self.range_step);
                 // The start goes into `addr`, the length into `addr3`, where `cmd` begins.
                 let mut cmd = [0; 16];
                 cmd[..8].copy_from_slice(&self.step.to_ne_bytes());
                 let discard = opcode::UringCmd16::new(file, BLOCK_DISCARD);
-                Some(discard.addr(Some(offset)).cmd(cmd).build())
+                let entry = discard.addr(Some(offset)).cmd(cmd).build();
+                let may_wait = method == Method::WaitingDiscard;
+                Some(if may_wait { entry.flags(squeue::Flags::ASYNC) } else { entry })
             }
             (Phase::Change(method @ (Method::PunchHole | Method::ZeroRange)), _) => {
-                self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
+                self.step = left.min(self.range_step - offset % self.range_step);
                 let mode = method.fallocate_mode().bits();
                 Some(opcode::Fallocate::new(file, self.step).offset(offset).mode(mode).build())
             }
@@ -371,7 +373,7 @@ mod tests {
         let op = Op { token: OpToken(1), volume: VolumeIndex(0), kind };
         let mut active = ActiveOp::idle();
         let mut counters = Counters::default();
-        assert!(active.start(op, Phase::Transfer, false, &region, &memory));
+        assert!(active.start(op, Phase::Transfer, &backing, &region, &memory));
         let mut opcodes = Vec::new();
         for (turn, &bytes) in moved.iter().enumerate() {
             let entry = active.entry(&pieces, &region).unwrap();
@@ -398,7 +400,7 @@ mod tests {
                 let mut active = ActiveOp::idle();
                 let memory = [Segment { offset: 0, len: 4096 }];
                 let sync = Phase::Sync(SyncNumber::default());
-                assert!(active.start(op, sync, false, &region, &memory));
+                assert!(active.start(op, sync, &backing, &region, &memory));
                 let ended = active.advance(-(errno as i32), &backing, &mut Counters::default());
                 assert_eq!(ended, Some(Err(errno)), "{kind:?}");
             }

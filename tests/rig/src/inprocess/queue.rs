@@ -1,5 +1,6 @@
 //! The initiators' queues of a [`Rig`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -9,6 +10,8 @@ use rblk_initiator::engine::durability::Ledger;
 use rblk_initiator::engine::inflight::WrongState;
 use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::path::{DeadPath, Path, PathLayout, PathMemory};
+use rblk_initiator::engine::ways::WayIndex;
+use rblk_initiator::engine::ways::choice::WayTerms;
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::queue::path_change::PathChange;
 use rblk_operate::mount::mount_times::MountTimes;
@@ -39,9 +42,9 @@ pub(super) struct Queue {
     session: Option<(SessionIndex, u16)>,
     volume: VolumeHandle,
     change: PathChange,
-    // One for each lane.
-    wires: Vec<FaultyWire>,
-    ended: Vec<PathEnd>,
+    // Of the last path of each way, one for each lane.
+    wires: BTreeMap<WayIndex, Vec<FaultyWire>>,
+    ended: Vec<(WayIndex, PathEnd)>,
     // Outcomes of one turn.
     done: Vec<(Tag, i32)>,
     frozen: bool,
@@ -117,7 +120,7 @@ impl<S: Store> Rig<S> {
             session: None,
             change: PathChange::new(u16::try_from(self.queues.len()).unwrap_or(u16::MAX)),
             volume: VolumeHandle(u32::from(volume.0) + 1),
-            wires: Vec::new(),
+            wires: BTreeMap::new(),
             ended: Vec::new(),
             done: Vec::with_capacity(depth.tags()),
             frozen: false,
@@ -133,7 +136,7 @@ impl<S: Store> Rig<S> {
     pub fn drop_queue(&mut self, id: QueueId, silent: bool) {
         let Some(mut queue) = self.queues[id.0].take() else { return };
         if silent {
-            queue.wires.iter().for_each(FaultyWire::silence);
+            queue.wires.values().flatten().for_each(FaultyWire::silence);
         }
         self.outcomes.retain(|outcome| outcome.queue != id);
         queue.engine.disconnect();
@@ -193,10 +196,33 @@ impl<S: Store> Rig<S> {
     /// There is no such queue.
     pub fn give_path(&mut self, id: QueueId, path: Path, wires: Vec<FaultyWire>) {
         let queue = self.queue_mut(id);
-        queue.wires = wires;
+        queue.wires = BTreeMap::from([(path.way, wires)]);
         queue.engine.disconnect();
         drop(queue.change.set_next(Box::new(path)));
         self.go_on(id.0);
+    }
+
+    /// Gives a queue with several ways one more path, as soon as the last one of that way is
+    /// destroyed and dropped.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn join_path(&mut self, id: QueueId, path: Path, wires: Vec<FaultyWire>) {
+        let queue = self.queue_mut(id);
+        queue.wires.insert(path.way, wires);
+        drop(queue.change.set_join(Box::new(path)));
+        self.go_on(id.0);
+    }
+
+    /// Ends the path of a way of a queue, from the initiator's side, or the one that waits to be
+    /// its next.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn end_way(&mut self, id: QueueId, way: WayIndex) {
+        let queue = self.queue_mut(id);
+        queue.engine.end_way(way);
+        drop(queue.change.take_join(way));
     }
 
     /// Fails every request of a queue with that errno, or lets requests wait again, as soon as its
@@ -217,7 +243,7 @@ impl<S: Store> Rig<S> {
             self.queues[at].as_mut().and_then(|q| q.engine.take_ended().map(|ended| (q, ended)))
         {
             busy = true;
-            queue.ended.push(end);
+            queue.ended.push((dead.way, end));
             if Mutation::BufferReuseInitiator.is_on() {
                 queue.kept_alive.push(dead);
                 self.note(&[2, at as u64]);
@@ -232,9 +258,18 @@ impl<S: Store> Rig<S> {
             let _ = dead.poller.poll(&mut [Completion::default(); 16]);
         }
         if let Some(Queue { engine, change, .. }) = &mut self.queues[at] {
-            busy |= change.apply(engine, now);
+            busy |= !change.apply(engine, now).is_empty();
         }
         busy
+    }
+
+    /// Whether every path of a queue that ended so far is destroyed.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn has_let_go(&self, queue: QueueId) -> bool {
+        self.queue(queue).change.has_let_go()
     }
 
     /// A queue's buffers, one after the other.
@@ -285,10 +320,19 @@ impl<S: Store> Rig<S> {
             wires.push(wire);
         }
         let epoch = first.epoch;
-        let lane_bytes = 1;
-        let (proofs, tested) = (Vec::new(), None);
-        let path =
-            Path { poller, connections, proofs, tested, memory, accept, epoch, volume, lane_bytes };
+        let path = Path {
+            poller,
+            connections,
+            proofs: Vec::new(),
+            tested: None,
+            memory,
+            accept,
+            epoch,
+            volume,
+            lane_bytes: 1,
+            way: WayIndex::FIRST,
+            way_terms: WayTerms::default(),
+        };
         Ok((path, wires))
     }
 
@@ -339,13 +383,31 @@ impl<S: Store> Rig<S> {
         self.wires(queue).first()
     }
 
-    /// The links of all lanes of a queue's last path.
+    /// The links of all lanes of the last path of a queue with one way.
     ///
     /// # Panics
     /// There is no such queue.
     #[must_use]
     pub fn wires(&self, queue: QueueId) -> &[FaultyWire] {
-        &self.queue(queue).wires
+        self.wires_of(queue, WayIndex::FIRST)
+    }
+
+    /// The links of all lanes of the last path of each way.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn all_wires(&self, queue: QueueId) -> Vec<FaultyWire> {
+        self.queue(queue).wires.values().flatten().cloned().collect()
+    }
+
+    /// The links of all lanes of the last path of a way.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn wires_of(&self, queue: QueueId, way: WayIndex) -> &[FaultyWire] {
+        self.queue(queue).wires.get(&way).map_or(&[], Vec::as_slice)
     }
 
     /// Ends a queue's path from the initiator's side.
@@ -387,6 +449,14 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such queue.
     pub fn take_path_ends(&mut self, queue: QueueId) -> Vec<PathEnd> {
+        self.take_way_ends(queue).into_iter().map(|(_, end)| end).collect()
+    }
+
+    /// The same, with the way of each path.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn take_way_ends(&mut self, queue: QueueId) -> Vec<(WayIndex, PathEnd)> {
         std::mem::take(&mut self.queue_mut(queue).ended)
     }
 

@@ -7,6 +7,7 @@
 mod phase;
 mod settling;
 mod trying;
+mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +17,14 @@ use rblk_initiator::engine::PathEnd;
 use rblk_initiator::engine::durability::retain::RetainRing;
 use rblk_initiator::engine::durability::{Durability, Ledger};
 use rblk_initiator::engine::pulse::Pulse;
-use rblk_initiator::volume::course::{Act, Attempt, Course, Facts, LossKind, Rules};
-use rblk_protocol::{Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
+use rblk_initiator::engine::ways::WayIndex;
+use rblk_initiator::volume::course::{Act, Attempt, Course, CourseState, Facts, LossKind, Rules};
+use rblk_protocol::{Epoch, Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
 use rblk_rig::inprocess::{QueueId, QueueOptions};
 use rblk_rig::seed::Random;
 
 use self::phase::{Phase, Trying};
+use self::ways::{Ways, way_of};
 use crate::oracle::{Host, Oracle};
 use crate::sim::admin::{self, AdminEnd, Heard};
 use crate::sim::log::Log;
@@ -94,7 +97,10 @@ pub struct Process {
     // The number of losses at the last settlement with a target.
     settled_losses: u64,
     queues: Vec<QueueId>,
-    session: Option<Session>,
+    // One for each living way. A process that uses one way at a time has one at most.
+    sessions: Vec<Session>,
+    // Of a process that uses several ways, once it has its device.
+    ways: Option<Ways>,
     trying: Option<Trying>,
     // The note for the next process of this mount.
     note: Option<Note>,
@@ -113,7 +119,8 @@ impl Process {
             durability: Durability::new(plan.on_loss),
             settled_losses: 0,
             queues: Vec::new(),
-            session: None,
+            sessions: Vec::new(),
+            ways: None,
             trying: None,
             note: None,
             gave_up: false,
@@ -177,7 +184,7 @@ impl Process {
             connect_timeout: Duration::from_secs(5),
             reconnect_delay: Duration::from_millis(50),
             fail_after: self.plan.fail_after,
-            failback: Duration::from_millis(500),
+            failback: Duration::from_millis(if self.plan.ways { 0 } else { 500 }),
         }
     }
 
@@ -217,7 +224,20 @@ impl Process {
     #[must_use]
     pub fn is_hasty(&self) -> bool {
         let hasty = |t: &Trying| matches!(t.phase, Phase::Knock { .. } | Phase::Queue { .. });
-        self.trying.as_ref().is_some_and(hasty)
+        let joins = self.ways.as_ref().is_some_and(Ways::is_hasty);
+        joins || self.trying.as_ref().is_some_and(hasty)
+    }
+
+    /// Whether every way lives, if it uses several.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.ways.as_ref().is_none_or(|ways| ways.living() == self.plan.addresses)
+    }
+
+    /// The way that had paths in an epoch which the target is about to end.
+    #[must_use]
+    pub fn way_of(&self, epoch: Epoch) -> Option<WayIndex> {
+        self.ways.as_ref()?.place(epoch)
     }
 
     /// Stops it, or continues it.
@@ -231,10 +251,18 @@ impl Process {
     /// All its links to an address.
     pub fn wires<'p>(&'p self, address: usize, site: &'p Site) -> Vec<FaultyWire> {
         let mut wires = Vec::new();
-        if let Some(session) = self.session.as_ref().filter(|s| s.address == address) {
+        if let Some(session) = self.sessions.iter().find(|s| s.address == address) {
             wires.push(session.admin.wire().clone());
-            wires.extend(self.queues.iter().flat_map(|queue| site.rig.wires(*queue)).cloned());
         }
+        let of_queues = match &self.ways {
+            Some(_) => Some(way_of(address)),
+            None => (self.address() == Some(address)).then_some(WayIndex::FIRST),
+        };
+        if let Some(way) = of_queues {
+            let of_way = |queue: &QueueId| site.rig.wires_of(*queue, way).to_vec();
+            wires.extend(self.queues.iter().flat_map(of_way));
+        }
+        wires.extend(self.ways.iter().flat_map(|ways| ways.wires(address)));
         if let Some(trying) = self.trying.as_ref().filter(|t| t.attempt.address == address) {
             wires.extend(trying.admin.iter().map(|admin| admin.wire().clone()));
             match &trying.phase {
@@ -251,7 +279,7 @@ impl Process {
     /// The address in use.
     #[must_use]
     pub fn address(&self) -> Option<usize> {
-        self.session.as_ref().map(|session| session.address)
+        self.sessions.first().map(|session| session.address)
     }
 
     /// Kills the process, or with `silent` its machine. Leaves its device to the next process.
@@ -300,6 +328,10 @@ impl Process {
             let rig = &mut ground.site.rig;
             let queue = rig.add_engine(VOLUME, options, ledger).expect("a queue");
             rig.engine_mut(queue).set_pulse(Some(self.pulse()));
+            if self.plan.ways {
+                let number = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
+                rig.engine_mut(queue).allow_ways(number, self.plan.policy);
+            }
             self.queues.push(queue);
         }
     }
@@ -337,24 +369,14 @@ impl Process {
         }
         let now = ground.site.rig.now();
         for queue in self.queues.clone() {
-            for end in ground.site.rig.take_path_ends(queue) {
+            for (way, end) in ground.site.rig.take_way_ends(queue) {
                 if end != PathEnd::Dropped {
-                    self.lose(ground);
+                    self.way_dies(way, ground);
                 }
             }
         }
-        if let Some(session) = &mut self.session {
-            match session.admin.turn(now, Pulse::of(self.plan.detect), true) {
-                Ok(None) => {}
-                Ok(Some(Heard::Draining)) => {
-                    ground.log.add("hears of the drain", [self.mount.0.into(), 0, 0]);
-                    if let Some(course) = &mut self.course {
-                        course.draining(now);
-                    }
-                }
-                Ok(Some(heard)) => panic!("an unexpected answer: {heard:?}"),
-                Err(admin::Lost) => self.lose(ground),
-            }
+        for address in 0..self.plan.addresses {
+            self.turn_session(address, ground);
         }
         if let Some(course) = &mut self.course
             && course.is_holding()
@@ -370,7 +392,25 @@ impl Process {
             };
             self.act(act, ground);
         }
+        self.turn_ways(ground);
         self.note_loss();
+    }
+
+    fn turn_session(&mut self, address: usize, ground: &mut Ground<'_>) {
+        let (now, pulse) = (ground.site.rig.now(), self.pulse());
+        let its = |session: &&mut Session| session.address == address;
+        let Some(session) = self.sessions.iter_mut().find(its) else { return };
+        match session.admin.turn(now, pulse, true) {
+            Ok(None) => {}
+            Ok(Some(Heard::Draining)) => {
+                ground.log.add("hears of the drain", [self.mount.0.into(), 0, 0]);
+                if let Some(course) = &mut self.course {
+                    course.draining(now);
+                }
+            }
+            Ok(Some(Heard::Answer { status, .. })) => self.drop_answered(address, status, ground),
+            Err(admin::Lost) => self.way_dies(way_of(address), ground),
+        }
     }
 
     fn act(&mut self, act: Act, ground: &mut Ground<'_>) {
@@ -399,7 +439,8 @@ impl Process {
 
     /// The target is lost.
     fn lose(&mut self, ground: &mut Ground<'_>) {
-        if self.session.is_none() {
+        let is_connected = |course: &Course| course.state() == CourseState::Connected;
+        if !self.course.as_ref().is_some_and(is_connected) {
             return;
         }
         ground.log.add("lost", [self.mount.0.into(), 0, 0]);
@@ -412,7 +453,8 @@ impl Process {
     }
 
     fn drop_session(&mut self, ground: &mut Ground<'_>) {
-        self.session = None;
+        self.sessions.clear();
+        self.ways.iter_mut().for_each(Ways::leave);
         for queue in &self.queues {
             ground.site.rig.engine_mut(*queue).disconnect();
         }

@@ -9,7 +9,7 @@ use rblk_initiator::engine::path::Path;
 use rblk_initiator::volume::course::{Attempt, Failure};
 use rblk_initiator::volume::replay::Replayer;
 use rblk_initiator::volume::resolve_unflushed::Judgement;
-use rblk_protocol::{LoginReply, OpenReply};
+use rblk_protocol::{Epoch, LoginReply, OpenReply, SessionId, VolumeHandle};
 
 use crate::sim::admin::AdminEnd;
 
@@ -53,4 +53,20 @@ pub(super) struct Settling {
     pub(super) judgement: Judgement,
     pub(super) wires: Vec<FaultyWire>,
     pub(super) begun: bool,
+}
+
+/// The end of the I/O connections of a session that has the volume.
+pub(super) struct Destination {
+    pub(super) address: usize,
+    pub(super) session: SessionId,
+    pub(super) epoch: Epoch,
+    pub(super) volume: VolumeHandle,
+}
+
+impl Trying {
+    /// Where its I/O connections go, once it has the volume.
+    pub(super) fn destination(&self) -> Option<Destination> {
+        let (login, volume, address) = (self.login?, self.volume?.handle, self.attempt.address);
+        Some(Destination { address, session: login.session, epoch: login.epoch, volume })
+    }
 }

@@ -74,7 +74,8 @@ impl Process {
             queues: 1,
         };
         let buffers = replay::buffers(wish).expect("memory");
-        let (path, wires) = match self.path(trying, REPLAY_QUEUE, options, &buffers, ground) {
+        let Some(to) = trying.destination() else { return Going::Failed(Failure::Transient) };
+        let (path, wires) = match self.path(&to, REPLAY_QUEUE, options, &buffers, ground) {
             Ok(Some(made)) => made,
             Ok(None) => {
                 trying.phase = Phase::Unanswered;

@@ -10,16 +10,18 @@ use std::time::Duration;
 use rblk_fabric::Region;
 use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::path::Path;
+use rblk_initiator::engine::ways::WayIndex;
 use rblk_initiator::volume::admin::AdminChannel;
 use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, OpenVerdict};
 use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
-    AccessMode, ConnectionKind, Epoch, HelloReject, HelloRequest, LoginReply, LoginRequest, Opcode,
-    OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,
+    AccessMode, ConnectionKind, Epoch, Features, HelloReject, HelloRequest, LoginReply,
+    LoginRequest, Opcode, OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,
 };
 use rblk_rig::inprocess::{Join, QueueOptions};
 
-use super::phase::{Going, Phase, Trying};
+use super::phase::{Destination, Going, Phase, Trying};
+use super::ways::way_of;
 use super::{EBADE, Ground, Process, Session};
 use crate::sim::admin::{self, AdminEnd, Heard};
 use crate::sim::plan::{Break, Moment};
@@ -45,7 +47,7 @@ impl Process {
     }
 
     /// The step at which a message over the network arrives.
-    fn soon(&mut self, ground: &Ground<'_>) -> u64 {
+    pub(super) fn soon(&mut self, ground: &Ground<'_>) -> u64 {
         ground.site.rig.steps() + 1 + self.random.below(6)
     }
 
@@ -113,10 +115,12 @@ impl Process {
         // Every write that had to be repeated has been repeated by now.
         let settled = ground.oracle.go_on(self.mount, None, true);
         assert_eq!(settled, Ok(()));
-        self.session = trying.admin.map(|admin| Session { admin, address });
+        self.sessions = trying.admin.map(|admin| Session { admin, address }).into_iter().collect();
+        self.begin_ways(address, login.epoch, now);
         self.hold_all(false, ground);
         for (queue, (path, wires)) in self.queues.clone().into_iter().zip(paths) {
-            ground.site.rig.give_path(queue, path, wires);
+            let way = if self.plan.ways { way_of(address) } else { WayIndex::FIRST };
+            ground.site.rig.give_path(queue, Path { way, ..path }, wires);
         }
         if was_failing {
             self.fail_all(None, ground);
@@ -158,9 +162,29 @@ impl Process {
         }
     }
 
-    fn hello(&self, kind: ConnectionKind, session: SessionId, epoch: Epoch) -> HelloRequest {
+    /// The options of an admin connection.
+    pub(super) fn admin_options(&self) -> QueueOptions {
+        let features = if self.plan.ways { Features::WAYS } else { Features::default() };
+        QueueOptions { features, ..admin::options() }
+    }
+
+    pub(super) fn login(&self) -> LoginRequest {
+        LoginRequest {
+            host: self.host_id,
+            host_name: rblk_protocol::Name::new("host").expect("a name"),
+            keep_alive_ms: u32::try_from(self.plan.detect.as_millis()).unwrap_or(u32::MAX),
+            join: None,
+        }
+    }
+
+    pub(super) fn hello(
+        &self,
+        kind: ConnectionKind,
+        session: SessionId,
+        epoch: Epoch,
+    ) -> HelloRequest {
         let options = match kind {
-            ConnectionKind::Admin => admin::options(),
+            ConnectionKind::Admin => self.admin_options(),
             ConnectionKind::Io { .. } => self.queue_options(),
         };
         HelloRequest {
@@ -178,7 +202,7 @@ impl Process {
     }
 
     /// Delivers a connect request to the target, unless a fault prevents that.
-    fn ask_in(
+    pub(super) fn ask_in(
         &self,
         address: usize,
         hello: &HelloRequest,
@@ -220,15 +244,11 @@ impl Process {
             Err(why) => return Going::Failed(why),
         };
         let sizes = AdminChannel::qp_limits();
-        let end = ground.site.rig.raw_end(join, admin::options(), sizes).expect("a connection");
+        let options = self.admin_options();
+        let end = ground.site.rig.raw_end(join, options, sizes).expect("a connection");
         let now = ground.site.rig.now();
         let mut admin = AdminEnd::new(end, join.epoch, now);
-        let login = LoginRequest {
-            host: self.host_id,
-            host_name: rblk_protocol::Name::new("host").expect("a name"),
-            keep_alive_ms: u32::try_from(self.plan.detect.as_millis()).unwrap_or(u32::MAX),
-        };
-        admin.call(Opcode::Login, &login.to_wire());
+        admin.call(Opcode::Login, &self.login().to_wire());
         trying.admin = Some(admin);
         trying.phase = Phase::Login;
         trying.since = now;
@@ -313,20 +333,17 @@ impl Process {
 
     pub(super) fn path(
         &self,
-        trying: &Trying,
+        to: &Destination,
         queue: u16,
         options: QueueOptions,
         buffers: &Arc<Region>,
         ground: &mut Ground<'_>,
     ) -> Result<Option<(Path, Vec<FaultyWire>)>, Failure> {
-        let (Some(login), Some(volume)) = (trying.login, trying.volume) else {
-            return Err(Failure::Transient);
-        };
         let mut joins = Vec::new();
         for lane in 0..options.lanes {
             let queue = if options.lanes > 1 { QueueOptions::lane(queue, lane) } else { queue };
-            let hello = self.hello(ConnectionKind::Io { queue }, login.session, login.epoch);
-            match self.ask_in(trying.attempt.address, &hello, ground) {
+            let hello = self.hello(ConnectionKind::Io { queue }, to.session, to.epoch);
+            match self.ask_in(to.address, &hello, ground) {
                 Ok(Some(join)) => joins.push(join),
                 Ok(None) if lane == 0 => return Ok(None),
                 Err(why) if lane == 0 => return Err(why),
@@ -335,7 +352,7 @@ impl Process {
             }
         }
         let rig = &mut ground.site.rig;
-        Ok(Some(rig.path(&joins, volume.handle, options, buffers).expect("a path")))
+        Ok(Some(rig.path(&joins, to.volume, options, buffers).expect("a path")))
     }
 
     fn connect_queue(&mut self, trying: &mut Trying, ground: &mut Ground<'_>) -> Going {
@@ -348,7 +365,8 @@ impl Process {
         let queue = paths.len();
         let buffers = Arc::clone(ground.site.rig.buffers(self.queues[queue]));
         let number = u16::try_from(queue).unwrap_or(u16::MAX);
-        match self.path(trying, number, self.queue_options(), &buffers, ground) {
+        let Some(to) = trying.destination() else { return Going::Failed(Failure::Transient) };
+        match self.path(&to, number, self.queue_options(), &buffers, ground) {
             Ok(Some(made)) => paths.push(made),
             Ok(None) => {
                 trying.phase = Phase::Unanswered;

@@ -116,7 +116,7 @@ impl World {
         let Some(process) = &self.mounts[at].process else { return };
         let Some(queue) = process.queues().get(queue) else { return };
         let end = if near { End::A } else { End::B };
-        let wires = self.site.rig.wires(*queue);
+        let wires = self.site.rig.all_wires(*queue);
         // The lane depends on the drawn number of bytes.
         if let Some(wire) = bytes.checked_rem(wires.len()).map(|lane| &wires[lane]) {
             wire.cut_after(end, bytes);
@@ -283,7 +283,7 @@ impl World {
         match &left {
             Left::Everything => {
                 for number in (0..self.numbers).map(Host) {
-                    self.oracle.new_attempt(number);
+                    self.oracle.new_attempt(number, |_| true);
                 }
             }
             Left::Image(image) => {

@@ -12,6 +12,7 @@ use rblk_target::store::Store;
 
 use super::mount::Mount;
 use super::{PATIENCE, Report, World};
+use crate::sim::process::Process;
 use crate::storm::VOLUME;
 
 impl World {
@@ -78,7 +79,8 @@ impl World {
                 Some(course::CourseState::Fenced) => mount.threatened,
                 _ => false,
             };
-            right && mount.kernel.requests().is_empty()
+            let is_whole = mount.process.as_ref().is_none_or(Process::is_whole);
+            right && (is_whole || mount.fenced) && mount.kernel.requests().is_empty()
         };
         let nobody_comes = self.wishes.iter().all(Option::is_none);
         self.mounts.iter().all(settled) && self.holder().is_some() && nobody_comes

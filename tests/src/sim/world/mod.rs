@@ -15,6 +15,7 @@ use std::ops::Range;
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::FaultyWire;
 use rblk_initiator::engine::io::IoOp;
+use rblk_protocol::Epoch;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::seed::Random;
 
@@ -59,6 +60,8 @@ pub struct Report {
     pub lasting: u64,
     /// Mounts made again after a lasting loss, with working flushes.
     pub remounts: u64,
+    /// LOGINs beside other ways, and DROPs, that the target answered.
+    pub way_changes: u64,
     /// A hash of all events.
     pub fingerprint: u64,
 }
@@ -75,6 +78,7 @@ impl Report {
         self.recoveries += other.recoveries;
         self.lasting += other.lasting;
         self.remounts += other.remounts;
+        self.way_changes += other.way_changes;
         self.fingerprint ^= other.fingerprint;
     }
 }
@@ -244,7 +248,11 @@ impl World {
     fn pump(&mut self) {
         for decided in self.site.pump(&mut self.log, &mut self.moments) {
             match decided {
-                Decided::LoggedIn(host) => self.oracle.new_attempt(host),
+                Decided::LoggedIn(host) => self.oracle.new_attempt(host, |_| true),
+                Decided::Ended { host, epochs } => {
+                    self.report.way_changes += 1;
+                    self.epochs_ended(host, &epochs);
+                }
                 Decided::Threatened(host) => {
                     for mount in self.mounts.iter_mut().filter(|m| m.number != host) {
                         mount.threatened = true;
@@ -253,6 +261,25 @@ impl World {
                 Decided::Opened { host, fresh } => self.opened(host, fresh),
             }
         }
+    }
+
+    /// The target has ended epochs of a mount that lives by others. Changes that were under way in
+    /// these are made again.
+    fn epochs_ended(&mut self, host: Host, epochs: &[Epoch]) {
+        let Some(mount) = self.mounts.iter().find(|mount| mount.number == host) else { return };
+        let Some(process) = &mount.process else { return };
+        let mut ended = Vec::new();
+        for request in mount.kernel.requests() {
+            let (Expect::Change(id), Some((queue, tag))) = (request.expect, request.place) else {
+                continue;
+            };
+            let old = self.site.rig.engine_mut(process.queues()[queue]).old_way(tag);
+            let of_way = |epoch: &Epoch| old.is_some() && process.way_of(*epoch) == old;
+            if epochs.iter().any(of_way) {
+                ended.push(id);
+            }
+        }
+        self.oracle.new_attempt(host, |id| ended.contains(&id));
     }
 
     /// Skips to a step at which an event may occur, when nothing happens.

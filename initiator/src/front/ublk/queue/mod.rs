@@ -37,11 +37,13 @@ use super::buffers::Buffers;
 use super::control::Control;
 use super::device::{CharNode, QueueConfig};
 use super::error::{Result, UblkError};
+use super::leave_gate::LeaveGate;
 use super::request::BlockRequest;
 use crate::queue::DescriptorToken;
 
-/// Descriptors one queue can watch.
-pub(crate) const MAX_WATCHES: u8 = 8;
+/// Descriptors one queue can watch: the mailbox, two of the path of each way, and some of paths
+/// that ended.
+pub(crate) const MAX_WATCHES: u8 = 32;
 
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
@@ -126,7 +128,7 @@ pub struct UblkQueue {
     watches: DescriptorPolls,
     queue_id: u16,
     max_io_bytes: u32,
-    leave_awaits: Option<u32>,
+    gate: Option<Arc<LeaveGate>>,
     stopping: bool,
     counts: RequestCounts,
     _node: Arc<CharNode>,
@@ -161,7 +163,7 @@ impl UblkQueue {
     /// # Errors
     /// The buffers do not fit the queue, io_uring is refused, or the char node cannot be mapped.
     pub fn new(config: &QueueConfig, buffers: Buffers) -> Result<Self> {
-        let QueueConfig { node, queue_id, depth, max_io_bytes, leave_awaits } = config;
+        let QueueConfig { node, queue_id, depth, max_io_bytes, gate } = config;
         if buffers.count() < *depth || buffers.stride() < wide(*max_io_bytes) {
             return Err(UblkError::Invalid {
                 name: "buffers",
@@ -178,7 +180,7 @@ impl UblkQueue {
             watches: DescriptorPolls::new(),
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
-            leave_awaits: *leave_awaits,
+            gate: gate.clone(),
             stopping: false,
             counts: RequestCounts::default(),
             _node: Arc::clone(node),
@@ -227,18 +229,27 @@ impl UblkQueue {
     /// cancels the fetches of an ending thread before it marks the thread (`do_exit` in
     /// kernel/exit.c, `ublk_abort_requests` and `__ublk_rq_task_work` in
     /// drivers/block/ublk_drv.c). Nobody answers such a request, and the device is stuck until the
-    /// machine restarts (seen on 6.12). A ring that is closed while its thread lives is taken down
-    /// by a worker of the kernel, which gives back the requests on their way. A request that comes
-    /// between two steps of that worker (`io_move_task_work_from_local` and the first cancel, in
-    /// `io_ring_exit_work`) is still lost: the worker cannot run the work of this thread, and tries
-    /// without end.
+    /// machine restarts (seen on 6.12). So a queue leaves when [`may_leave`](Self::may_leave) says
+    /// that no request is on its way, and closes its ring while its thread lives.
+    ///
+    /// Without that, a worker of the kernel that takes the ring down gives back most requests on
+    /// their way. It loses one that comes between two of its steps (`io_move_task_work_from_local`
+    /// and the first cancel, in `io_ring_exit_work`): the worker cannot run the work of this
+    /// thread, and tries without end.
     ///
     /// # Errors
     /// The kernel did not take the requests back in time. All queues of the device must leave.
     pub(crate) fn leave(self) -> Result<()> {
-        let Some(id) = self.leave_awaits else { return Ok(()) };
+        let Some(gate) = self.gate.clone() else { return Ok(()) };
         drop(self);
-        Control::open()?.wait_without_server(id, LEFT_DEADLINE)
+        Control::open()?.wait_without_server(gate.device(), LEFT_DEADLINE)
+    }
+
+    /// Whether the gate of the device lets this queue [leave](Self::leave), while the caller
+    /// answers no request.
+    #[must_use]
+    pub(crate) fn may_leave(&self) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.may_leave(self.queue_id, self.tags.with_caller()))
     }
 
     /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the

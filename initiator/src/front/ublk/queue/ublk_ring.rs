@@ -5,10 +5,15 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, squeue, types};
+use rblk_operate::doctor::KernelVersion;
 
 use super::{MAX_WATCHES, TurnSleep};
 use crate::front::ublk::error::{Result, UblkError};
-use crate::front::ublk::kernel::{MIN_WAIT_WAKES, Release};
+
+/// The first release that wakes a thread for an event behind the minimal time of a wait
+/// (`min_wait_usec`; liburing issues 1477 and 1504). Earlier kernels have the feature, and may
+/// sleep on for the whole time-out.
+const MIN_WAIT_WAKES: KernelVersion = KernelVersion(6, 19);
 
 /// The context in which the kernel runs this ring's completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +54,7 @@ impl UblkRing {
             .submitter()
             .register_files(&[file])
             .map_err(|e| UblkError::system("registering the ublk char node with io_uring", e))?;
-        let wakes = Release::running().is_some_and(|release| release >= MIN_WAIT_WAKES);
+        let wakes = KernelVersion::running().is_some_and(|kernel| kernel >= MIN_WAIT_WAKES);
         let can_gather = wakes && uring.params().is_feature_min_timeout();
         Ok(Self { uring, mode, can_gather, counts: RingCounts::default() })
     }

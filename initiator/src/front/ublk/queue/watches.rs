@@ -39,6 +39,8 @@ struct WatchedDescriptor {
 #[derive(Debug)]
 pub(super) struct DescriptorPolls {
     places: [WatchedDescriptor; MAX_WATCHES as usize],
+    // Places from this one on were never used.
+    unused_from: usize,
     generation: u32,
 }
 
@@ -46,7 +48,7 @@ impl DescriptorPolls {
     pub(super) fn new() -> Self {
         let (state, token) = (WatchState::Free, DescriptorToken(0));
         let free = WatchedDescriptor { state, asleep: false, fd: -1, token, generation: 0 };
-        Self { places: [free; MAX_WATCHES as usize], generation: 0 }
+        Self { places: [free; MAX_WATCHES as usize], unused_from: 0, generation: 0 }
     }
 
     /// Takes a place. The entry arms the watch, if it must be armed now.
@@ -62,6 +64,7 @@ impl DescriptorPolls {
         let Some(place) = self.places.iter().position(|w| w.state == WatchState::Free) else {
             return Err("all places are taken");
         };
+        self.unused_from = self.unused_from.max(place + 1);
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let state = if asleep { WatchState::Resting } else { WatchState::Armed };
@@ -71,7 +74,8 @@ impl DescriptorPolls {
 
     /// The entry that arms the next resting watch; `None` when all are armed.
     pub(super) fn arm_next(&mut self) -> Option<squeue::Entry> {
-        let place = self.places.iter().position(|w| w.state == WatchState::Resting)?;
+        let used = &self.places[..self.unused_from];
+        let place = used.iter().position(|w| w.state == WatchState::Resting)?;
         self.places[place].state = WatchState::Armed;
         Some(self.arming(place))
     }

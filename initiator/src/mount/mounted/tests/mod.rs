@@ -1,5 +1,6 @@
 //! A mount without a device, at toy targets that a test controls.
 
+mod dropping;
 mod ending;
 mod impostors;
 mod left;
@@ -18,10 +19,10 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
-    AsyncEvent, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
-    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce, Offer, Opcode,
-    OpenReply, OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Status, Tag,
-    Version, VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
+    AsyncEvent, BlockCount, BlockSize, CommandCapsule, ConnectionKind, DropRequest, Epoch,
+    Features, Generation, HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce,
+    Offer, Opcode, OpenReply, OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId,
+    Status, Tag, Version, VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
 };
 
 use super::*;
@@ -29,6 +30,7 @@ use rblk_protocol::auth::Hellos;
 
 use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
+use crate::engine::ways::WayIndex;
 use crate::front::disk::FRONT;
 use crate::volume::admin::TargetNews;
 use crate::volume::begin::{First, MayOpen, connect_first};
@@ -59,6 +61,8 @@ enum Heard {
 struct Manners {
     // Nothing is answered, and no connection is accepted.
     is_dead: bool,
+    // Every new connection waits so long.
+    pause: Duration,
     // A resumed LOGIN is refused: sealed with keys, else at CONNECT.
     knows_session: bool,
     // The reason to refuse admin connections that resume (true), or I/O connections (false),
@@ -84,6 +88,11 @@ struct Manners {
     // Commands answered before a LOGIN was accepted.
     handshakes: Vec<(Opcode, Status)>,
     heard: Vec<Heard>,
+    // Several ways are known.
+    knows_ways: bool,
+    // The answer to DROPs; without one they are held.
+    drop_answer: Option<Status>,
+    drops: Vec<DropRequest>,
     beats: u32,
     // ASYNC_EVENTs, answered or not.
     events: u32,
@@ -101,6 +110,7 @@ impl Toy {
         let mut listener = Listener::bind(&any).await.unwrap();
         let manners = Arc::new(Mutex::new(Manners {
             is_dead: false,
+            pause: Duration::ZERO,
             knows_session: true,
             rejects: None,
             drains: false,
@@ -116,6 +126,9 @@ impl Toy {
             proofs: None,
             handshakes: Vec::new(),
             heard: Vec::new(),
+            knows_ways: false,
+            drop_answer: Some(Status::Ok),
+            drops: Vec::new(),
             beats: 0,
             events: 0,
         }));
@@ -165,7 +178,8 @@ impl Mouth {
     }
 
     fn answer(&mut self, to: &CommandCapsule, status: Status, value: u32, payload: &[u8]) {
-        let sealed = self.prover.as_mut().and_then(|prover| prover.seal(status, value, payload));
+        let prover = self.prover.as_mut();
+        let sealed = prover.and_then(|prover| prover.seal(to.tag, status, value, payload));
         if let Some(sealed) = sealed {
             let length = u32::try_from(sealed.len()).unwrap();
             return self.say(to, status, length, &sealed);
@@ -197,12 +211,19 @@ fn volume(generation: Generation) -> OpenReply {
     }
 }
 
+fn features(proves: bool, knows_ways: bool) -> Features {
+    let features = if proves { Features::AUTH } else { Features::default() };
+    if knows_ways { Features(features.0 | Features::WAYS.0) } else { features }
+}
+
 /// Accepts a connection and drives it until it, or its end of the cable, is dead.
 #[expect(clippy::too_many_lines, reason = "one arm for each event")]
 async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let asked = HelloRequest::from_wire(&incoming.hello().0).unwrap();
     let resumed = asked.session != SessionId::default();
     let is_admin = asked.kind == ConnectionKind::Admin;
+    let pause = manners.lock().unwrap().pause;
+    tokio::time::sleep(pause).await;
     {
         let manners = manners.lock().unwrap();
         if manners.is_dead {
@@ -235,7 +256,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let proofs = manners.lock().unwrap().proofs.clone();
     let offer = Offer {
         depth,
-        features: if proofs.is_some() { Features::AUTH } else { Features::default() },
+        features: features(proofs.is_some(), is_admin && manners.lock().unwrap().knows_ways),
         in_capsule_bytes: 4096,
         io_max_bytes: asked.io_max_bytes.max(IO_MIN_BYTES),
         instance: InstanceId([1; 16]),
@@ -270,6 +291,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let prover = proofs.map(|proofs| Prover::new(proofs, &Hellos::new(&asked, &accept)));
     let mut mouth = Mouth { poller, qp, region, memory, said: 0, prover };
     let mut parked = None;
+    let mut held = None;
     loop {
         tokio::time::sleep(Duration::from_millis(1)).await;
         let mut one = [Completion::default()];
@@ -285,6 +307,11 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
             manners.has_news = false;
             mouth.say(event, Status::Ok, AsyncEvent::VolumesChanged as u32, &[]);
             parked = None;
+        }
+        if let Some(status) = manners.drop_answer
+            && let Some(command) = held.take()
+        {
+            mouth.answer(&command, status, 0, &[]);
         }
         if mouth.poller.poll(&mut one).unwrap() == 0 {
             continue;
@@ -368,6 +395,10 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
                 manners.events += 1;
                 parked = Some(command);
             }
+            Opcode::Drop => {
+                manners.drops.push(DropRequest::from_wire(&body).unwrap());
+                held = Some(command);
+            }
             Opcode::Logout => {
                 manners.heard.push(Heard::Logout);
                 mouth.answer(&command, Status::Ok, 0, &[]);
@@ -424,7 +455,7 @@ impl Mount {
 
     fn on_path_end(&mut self, queue: u16, end: PathEnd) {
         let (link, queues) = self.volume.parts_mut();
-        link.on_path_end(queue, end, queues);
+        link.on_path_end((queue, WayIndex::FIRST), end, queues);
     }
 
     fn on_event(&mut self, news: Result<TargetNews, SessionError>) {

@@ -1,9 +1,11 @@
 //! The proofs of a toy target, good and bad.
 
+use std::collections::BTreeMap;
+
 use rblk_protocol::auth::{
     Carrier, Hellos, LoggedIn, SecretKey, SessionSecret, TargetHandshake, TargetSeal, Ticket,
 };
-use rblk_protocol::{CommandCapsule, LoginRequest, Opcode, Status};
+use rblk_protocol::{CommandCapsule, LoginRequest, Opcode, Status, Tag};
 
 /// The keys of a toy, and its misbehaviour.
 #[derive(Clone)]
@@ -29,7 +31,8 @@ pub(super) struct Prover {
     proofs: Proofs,
     handshake: TargetHandshake,
     seal: Option<TargetSeal>,
-    ticket: Option<Ticket>,
+    // Of each command without an answer.
+    tickets: BTreeMap<Tag, Ticket>,
 }
 
 /// The secret of every session.
@@ -40,7 +43,7 @@ pub(super) fn secret() -> SessionSecret {
 impl Prover {
     pub(super) fn new(proofs: Proofs, hellos: &Hellos) -> Self {
         let handshake = TargetHandshake::new(&proofs.keys, hellos, Carrier::Tcp);
-        Self { proofs, handshake, seal: None, ticket: None }
+        Self { proofs, handshake, seal: None, tickets: BTreeMap::new() }
     }
 
     pub(super) fn open(&mut self, command: &CommandCapsule, body: &[u8]) -> Opened {
@@ -55,7 +58,8 @@ impl Prover {
                 }
                 Ok(LoggedIn { login, seal, ticket, .. }) => {
                     assert!(LoginRequest::from_wire(&login).is_ok());
-                    (self.seal, self.ticket) = (Some(seal), Some(ticket));
+                    self.seal = Some(seal);
+                    self.tickets.insert(command.tag, ticket);
                     Opened::Body(login.to_vec())
                 }
                 Err(_) => Opened::Broken,
@@ -64,16 +68,24 @@ impl Prover {
             (_, Some(seal)) => {
                 let opened = seal.open_command(command.sequence, &command.to_wire(), body);
                 let Ok((body, ticket)) = opened else { return Opened::Broken };
-                self.ticket = self.proofs.seals.then_some(ticket);
+                if self.proofs.seals {
+                    self.tickets.insert(command.tag, ticket);
+                }
                 Opened::Body(body.to_vec())
             }
             (_, None) => Opened::Broken,
         }
     }
 
-    /// The answer to the last command, sealed, if this toy seals it.
-    pub(super) fn seal(&mut self, status: Status, value: u32, payload: &[u8]) -> Option<Vec<u8>> {
-        let ticket = self.ticket.take()?;
+    /// The answer to the command of a tag, sealed, if this toy seals it.
+    pub(super) fn seal(
+        &mut self,
+        tag: Tag,
+        status: Status,
+        value: u32,
+        payload: &[u8],
+    ) -> Option<Vec<u8>> {
+        let ticket = self.tickets.remove(&tag)?;
         Some(self.seal.as_ref()?.seal_reply(ticket, status, value, payload).unwrap())
     }
 }

@@ -45,6 +45,8 @@ pub(super) struct Stranger {
     pub(super) resume: Option<(SessionId, Epoch)>,
     /// Bytes of its memory.
     pub(super) memory_bytes: u64,
+    /// Both ends know [`WAYS`](rblk_protocol::Features::WAYS).
+    pub(super) has_ways: bool,
     /// Its proof of identity, if one is required.
     pub(super) handshake: Option<TargetHandshake>,
 }
@@ -291,7 +293,7 @@ mod tests {
 
     fn stranger(peer: &str) -> Stranger {
         let (peer, fresh) = (peer.to_owned(), SessionId([1; 16]));
-        Stranger { peer, fresh, resume: None, memory_bytes: 1, handshake: None }
+        Stranger { peer, fresh, resume: None, memory_bytes: 1, has_ways: false, handshake: None }
     }
 
     fn session(index: u16) -> SessionIndex {

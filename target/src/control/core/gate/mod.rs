@@ -16,7 +16,8 @@ use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    ConnectionKind, Epoch, HelloRequest, LoginRequest, Name, RejectReason, SessionId, Status,
+    ConnectionKind, Epoch, HelloRequest, HostId, LoginRequest, Name, RejectReason, SessionId,
+    Status, limits::WAYS_MAX,
 };
 
 use super::admin_command::{AdminAnswer, AdminCommand, refuse, refuse_saying};
@@ -29,7 +30,7 @@ use super::sessions::{AcceptedLogin, HostSessions};
 use super::{QUIESCE_DEADLINE, sessions::occurrences};
 use crate::control::peers::account::{Origin, Payer};
 use crate::control::peers::peer_lines::PeerLine;
-use crate::control::peers::session::{LoggingIn, Session};
+use crate::control::peers::session::LoggingIn;
 use crate::data::connection::STRANGER_TIME;
 use crate::volume::ids::{AdmissionId, SessionIndex};
 
@@ -57,6 +58,8 @@ pub struct Knock<'a> {
     pub fresh: SessionId,
     /// Its stream will be encrypted.
     pub is_encrypted: bool,
+    /// Both ends know [`WAYS`](rblk_protocol::Features::WAYS).
+    pub has_ways: bool,
 }
 
 /// A connection that may be made. It counts as made: if it cannot be made after all, the caller
@@ -138,7 +141,7 @@ impl Gate {
         out: &mut Outbox,
         now: Instant,
     ) -> Result<Admitted, ConnectRefusal> {
-        let Knock { asked, introduction, peer, memory_bytes, fresh, .. } = *knock;
+        let Knock { asked, introduction, peer, memory_bytes, fresh, has_ways, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let handshake = sessions.proofs().new_handshake(introduction.as_ref())?;
         let resume = (!asked.session.is_none()).then_some((asked.session, asked.epoch));
@@ -153,7 +156,7 @@ impl Gate {
         let origin = Origin::of(peer);
         end_all_of(self.admissions.make_place(&origin, now).map_err(crowded)?, out);
         let peer = peer.to_owned();
-        let stranger = Stranger { peer, fresh, resume, memory_bytes, handshake };
+        let stranger = Stranger { peer, fresh, resume, memory_bytes, has_ways, handshake };
         let id = self.admissions.add_stranger(stranger, origin, now);
         let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
         let session = SessionIndex::NONE;
@@ -176,15 +179,15 @@ impl Gate {
             .table()
             .join(asked.session, epoch, queue)
             .map_err(|reason| refused(reason, "cannot join the session"))?;
-        let secret = sessions.proofs().secret_of(session)?;
+        let secret = sessions.proofs().secret_of(session, epoch)?;
         if secret.is_some() && introduction.is_none() {
             return Err(refused(RejectReason::NotAllowed, NO_KEYS));
         }
         let state = sessions.table().get(session);
         let origin = Origin::of(peer);
-        let is_foreign =
-            secret.is_some() && state.is_some_and(|state| Origin::of(&state.peer) != origin);
-        if secret.is_some() && !state.is_some_and(Session::has_admin) {
+        let way = state.and_then(|state| state.way(epoch));
+        let is_foreign = secret.is_some() && way.is_some_and(|way| Origin::of(&way.peer) != origin);
+        if secret.is_some() && !state.is_some_and(|state| state.has_admin(epoch)) {
             // Its queues do not outlive it, so no session waits for new ones.
             return Err(limit("the session is lost: log in in a new epoch".to_owned()));
         }
@@ -258,9 +261,11 @@ impl Gate {
             Err(answer) => return answer,
         };
         let Some(stranger) = self.admissions.stranger_mut(id) else { return AdminAnswer::Later };
-        let (fresh, resume, memory_bytes) =
-            (stranger.fresh, stranger.resume, stranger.memory_bytes);
-        let peer = stranger.peer.clone();
+        let Stranger { fresh, resume, memory_bytes, has_ways, .. } = *stranger;
+        let (peer, join) = (stranger.peer.clone(), request.join);
+        if join.is_some() && !may_join(&request, resume, has_ways) {
+            return refuse(Status::InvalidField);
+        }
         if is_draining {
             return refuse_saying(Status::ShuttingDown, "the target is draining".to_owned());
         }
@@ -278,15 +283,26 @@ impl Gate {
                 return refuse_saying(Status::LimitReached, text);
             }
         }
-        let login = LoggingIn { host, host_name, account, detect, peer };
-        let (session, epoch) =
-            match sessions.enter(AcceptedLogin { fresh, resume, login, proven }, out, now) {
-                Ok(entered) => entered,
-                Err(RejectReason::LimitReached) => {
-                    return refuse_saying(Status::LimitReached, sessions.too_many());
-                }
-                Err(reason) => return no_session(host_name, reason, out, now),
-            };
+        // Another LOGIN that resumes a session ends connections; one that joins adds to them.
+        if let (Some(resume), true) = (resume, join.is_some())
+            && let Err(text) = self.has_room_for_way(sessions, resume, host, memory_bytes)
+        {
+            out.happened(occurrences::wanted_more(host_name, &peer, &text));
+            return refuse_saying(Status::LimitReached, text);
+        }
+        let login = LoggingIn { host, host_name, account, detect, peer, has_ways };
+        let entry = AcceptedLogin { fresh, resume, join, login, proven };
+        let (session, epoch) = match sessions.enter(entry, out, now) {
+            Ok(entered) => entered,
+            Err(RejectReason::LimitReached) if join.is_some() => {
+                let text = format!("{WAYS_MAX} ways are the limit of a session");
+                return refuse_saying(Status::LimitReached, text);
+            }
+            Err(RejectReason::LimitReached) => {
+                return refuse_saying(Status::LimitReached, sessions.too_many());
+            }
+            Err(reason) => return no_session(host_name, reason, out, now),
+        };
         let (queue, is_proven, is_encrypted) = (None, true, false);
         let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
         self.admissions.adopt(id, member);
@@ -295,8 +311,29 @@ impl Gate {
         // Four times what the initiator promised, and time for a busy host.
         let silence = detect * 4 + SILENCE_MIN;
         out.order(Effect::Adopt { connection: from, admission: id, session, epoch, silence });
-        sessions.wait_for_older((from, command.capsule.tag), session, out, now);
+        sessions.await_burial((from, command.capsule.tag), (session, epoch), out, now);
         AdminAnswer::Later
+    }
+
+    /// Whether a session may have one more admin connection, for a LOGIN that joins it.
+    ///
+    /// # Errors
+    /// The text for the peer names the limit.
+    fn has_room_for_way(
+        &self,
+        sessions: &HostSessions,
+        (session, epoch): (SessionId, Epoch),
+        host: HostId,
+        memory_bytes: u64,
+    ) -> Result<(), String> {
+        let Ok(index) = sessions.table().resumable(session, epoch) else { return Ok(()) };
+        let is_its = sessions.table().get(index).is_some_and(|session| session.host == host);
+        if !is_its {
+            // The table refuses it.
+            return Ok(());
+        }
+        let checked = self.allowance.check_budget(sessions, index, memory_bytes);
+        checked.map_err(|refusal| refusal.text)
     }
 
     /// The LOGIN of a stranger: the request, and the proven identity of its host.
@@ -391,6 +428,13 @@ impl Gate {
         }
         is_booked.then_some(session)
     }
+}
+
+/// Whether a LOGIN that joins a session keeps the rules of that: both ends know them, the session
+/// is named, and the epoch that it ends is an older one.
+fn may_join(request: &LoginRequest, resume: Option<(SessionId, Epoch)>, has_ways: bool) -> bool {
+    let ends = request.join.and_then(|join| join.ends);
+    has_ways && resume.is_some_and(|(_, epoch)| ends.is_none_or(|ends| ends < epoch))
 }
 
 /// Ends the connections that gave up their places.

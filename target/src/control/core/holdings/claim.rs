@@ -93,7 +93,7 @@ impl Holdings {
         let text = format!("{} took the volume over", claimant.host_name);
         let what = Occurrence::new(EventKind::Fence, text).of_volume(volume.name);
         out.happened(what.of_host(state.host_name, &state.peer));
-        let (before, host) = (state.epoch.next(), state.host);
+        let (before, host) = (state.newest.next(), state.host);
         for open in self.openings.take(|open| open.session == victim) {
             let by = sessions.table().get(by).map(|by| held_by(by, host)).unwrap_or_default();
             out.reply_saying(open.from, open.tag, Status::Fenced, by);

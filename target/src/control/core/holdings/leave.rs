@@ -107,7 +107,7 @@ impl Holdings {
     ) {
         let Some(state) = sessions.table().get(session) else { return };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: its key is revoked");
-        let before = state.epoch.next();
+        let before = state.newest.next();
         out.happened(occurrences::revoked(state));
         let ended = self.take_everything(session, Status::NotAllowed, sessions, out);
         if let Some(before) = before {
@@ -128,7 +128,7 @@ impl Holdings {
         let Some(state) = sessions.table().get(session) else { return false };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: it is kicked");
         // The connections first: so no command under way is refused, and the host resends them all.
-        if let Some(before) = state.epoch.next() {
+        if let Some(before) = state.newest.next() {
             out.tell_all(Notice::EndConnections { session, before });
         }
         if self.take_everything(session, Status::NotReady, sessions, out) {

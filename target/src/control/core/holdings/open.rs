@@ -287,7 +287,7 @@ impl Holdings {
         });
         let Some((at, mut open, request, volume)) = undecided else { return false };
         let (session, epoch) = (open.session, open.epoch);
-        let stage = if sessions.table().get(session).is_some_and(|s| s.epoch == epoch) {
+        let stage = if sessions.table().get(session).is_some_and(|s| s.way(epoch).is_some()) {
             self.decide(session, (&volume, &request), (sessions, out), now)
         } else {
             Err(refuse(Status::Fenced))

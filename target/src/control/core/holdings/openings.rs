@@ -205,8 +205,8 @@ impl Openings {
         table: &SessionTable,
     ) -> Option<(SessionIndex, bool)> {
         let lives = |open: &WaitingOpen| {
-            // No connection is left for the answer to an OPEN of an older epoch.
-            table.get(open.session).is_some_and(|session| session.epoch == open.epoch)
+            // No connection is left for the answer to an OPEN of an epoch that ended.
+            table.get(open.session).is_some_and(|session| session.way(open.epoch).is_some())
         };
         self.waiting.iter_mut().find_map(|open| match open.stage {
             Stage::Claims { ticket: its, take_over } if its == ticket && lives(open) => {

@@ -1,44 +1,36 @@
 //! [`HostSessions`]: the sessions of hosts, with what each has proven, the LOGIN that waits, and
 //! the news that it waits for.
 //!
-//! LOGIN: a stranger becomes the admin connection of a session, which begins or is resumed. The
-//! reply waits until the session's older epochs have no connection left. Of two connections that
-//! name one epoch, the first LOGIN gets it.
+//! LOGIN: a stranger becomes the admin connection of a session, which begins, is resumed or gets
+//! one more way. The reply waits until the epochs that the LOGIN ends have no connection left. Of
+//! two connections that name one epoch, the first LOGIN gets it. DROP: the reply waits for the
+//! same.
 
 mod async_events;
+mod burials;
 pub(super) mod occurrences;
 pub(super) mod proofs;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use rblk_operate::target::events::Occurrence;
 use rblk_protocol::{
-    AccessMode, AsyncEvent, Epoch, InstanceId, LoginReply, Mutation, Name, RejectReason, SessionId,
-    Status, Tag, limits,
+    AccessMode, AsyncEvent, DropRequest, Epoch, InstanceId, Join, LoginReply, Mutation, Name,
+    RejectReason, SessionId, Status, Tag, limits,
 };
 
-use super::QUIESCE_DEADLINE;
 use super::admin_command::{AdminAnswer, AdminCommand, refuse};
 use super::effect::ConnectionRef;
 use super::exports::Exports;
 use super::outbox::Outbox;
 use crate::control::peers::peer_lines::PeerLine;
-use crate::control::peers::session::{LoggingIn, Session, SessionTable};
+use crate::control::peers::session::{EndedEpochs, LoggingIn, Session, SessionTable};
 use crate::data::poll_group::Notice;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 use async_events::AsyncEvents;
+use burials::{Burials, Waiting, Waits};
 use proofs::{AuthConfig, Proofs, Proven};
-
-/// A LOGIN that waits for the connections of older epochs to end. A session has one: the LOGIN of a
-/// newer epoch takes its place.
-#[derive(Debug)]
-struct WaitingLogin {
-    from: ConnectionRef,
-    tag: Tag,
-    epoch: Epoch,
-    since: Instant,
-}
 
 /// An accepted LOGIN, for [`HostSessions::enter`].
 #[derive(Debug)]
@@ -47,6 +39,8 @@ pub(super) struct AcceptedLogin {
     pub(super) fresh: SessionId,
     /// The session that it resumes, and in which epoch.
     pub(super) resume: Option<(SessionId, Epoch)>,
+    /// How it joins that session, if it lets its other epochs live.
+    pub(super) join: Option<Join>,
     /// The facts about the host.
     pub(super) login: LoggingIn,
     /// The proven identity of the host, if one is required.
@@ -68,7 +62,7 @@ pub(super) struct HostSessions {
     target: TargetIdentity,
     table: SessionTable,
     proofs: Proofs,
-    logins: BTreeMap<SessionIndex, WaitingLogin>,
+    burials: Burials,
     events: AsyncEvents,
 }
 
@@ -79,8 +73,9 @@ impl HostSessions {
         table: SessionTable,
         auth: Option<AuthConfig>,
     ) -> Self {
-        let (proofs, logins) = (Proofs::new(auth), BTreeMap::new());
-        Self { target, table, proofs, logins, events: AsyncEvents::default() }
+        let (proofs, burials, events) =
+            (Proofs::new(auth), Burials::default(), AsyncEvents::default());
+        Self { target, table, proofs, burials, events }
     }
 
     /// The sessions, their connections and the volumes that they hold.
@@ -121,7 +116,7 @@ impl HostSessions {
 
     /// Whether the time alone may change something.
     pub(super) fn need_ticks(&self) -> bool {
-        !self.logins.is_empty() || self.table.iter().any(|session| session.connections() == 0)
+        !self.burials.is_empty() || self.table.iter().any(|session| session.connections() == 0)
     }
 
     /// The text for a peer when the table of sessions is full.
@@ -129,84 +124,146 @@ impl HostSessions {
         format!("{} sessions are the limit (sessions_max)", self.table.max())
     }
 
-    /// Begins or resumes the session of a LOGIN.
+    /// Begins, resumes or joins the session of a LOGIN.
     ///
     /// # Errors
-    /// Those of [`SessionTable::begin`] and [`SessionTable::resume`]. Nothing has changed.
+    /// Those of [`SessionTable::begin`], [`SessionTable::resume`] and [`SessionTable::add_way`].
+    /// Nothing has changed.
     pub(super) fn enter(
         &mut self,
         entry: AcceptedLogin,
         out: &mut Outbox,
         now: Instant,
     ) -> Result<(SessionIndex, Epoch), RejectReason> {
-        let AcceptedLogin { fresh, resume, login, proven } = entry;
-        let (session, epoch) = match resume {
-            None => (self.table.begin(fresh, login, now)?, Epoch(1)),
-            Some((session, epoch)) => (self.table.resume(session, epoch, login)?, epoch),
+        let AcceptedLogin { fresh, resume, join, login, proven } = entry;
+        let (session, epoch) = match (resume, join) {
+            (None, _) => (self.table.begin(fresh, login, now)?, Epoch(1)),
+            (Some((id, epoch)), None) => (self.table.resume(id, epoch, login)?, epoch),
+            (Some((id, epoch)), Some(join)) => (self.table.add_way(id, epoch, join, login)?, epoch),
         };
+        let ends = self.ends_of(session, epoch);
+        // One that joins opens nothing, and news may have gone to a way that died with them.
+        if self.events.end_epochs(session, &ends) || join.is_some() {
+            self.events.begin_untold(session, epoch);
+        }
         if resume.is_some() {
-            // The older login was of an older epoch, which gets no reply any more.
-            self.logins.remove(&session);
-            out.tell_all(Notice::EndConnections { session, before: epoch });
+            // What waits in an epoch that ended gets no reply any more.
+            self.burials.forget_asked_in(session, &ends);
+            end_connections(session, &ends, out);
         }
         if let Some(proven) = proven {
-            self.proofs.note(session, proven, out);
+            self.proofs.note((session, epoch), proven, &ends, out);
         }
         Ok((session, epoch))
+    }
+
+    /// The epochs that the LOGIN of an epoch ended.
+    fn ends_of(&self, session: SessionIndex, epoch: Epoch) -> EndedEpochs {
+        let way = self.table.get(session).and_then(|session| session.way(epoch));
+        way.map_or(EndedEpochs::None, |way| way.ends)
     }
 
     /// A later LOGIN of a connection, after its first was accepted.
     pub(super) fn login_again(
         &mut self,
         command: &AdminCommand<'_>,
-        session: SessionIndex,
+        (session, epoch): (SessionIndex, Epoch),
         out: &mut Outbox,
     ) -> AdminAnswer {
-        let answered = self.table.get(session).is_some_and(|session| session.logged_in);
-        if answered || self.logins.contains_key(&session) {
+        let answered = self.table.get(session).is_some_and(|session| session.is_in(epoch));
+        if answered || self.burials.has_login(session, epoch) {
             return refuse(Status::NotReady);
         }
         // Its first LOGIN timed out, and the peer knows.
-        self.wait_for_older((command.from, command.capsule.tag), session, out, command.now);
+        self.await_burial((command.from, command.capsule.tag), (session, epoch), out, command.now);
         AdminAnswer::Later
     }
 
-    /// Holds the reply to LOGIN until no connection of an older epoch is left.
-    pub(super) fn wait_for_older(
+    /// Holds the reply to LOGIN until no connection of an epoch that it ends is left.
+    pub(super) fn await_burial(
         &mut self,
         (from, tag): (ConnectionRef, Tag),
-        index: SessionIndex,
+        (session, epoch): (SessionIndex, Epoch),
         out: &mut Outbox,
         now: Instant,
     ) {
-        let Some(session) = self.table.get(index) else { return };
-        let waits = session.has_older_connections() && !Mutation::EpochOrderLogin.is_on();
-        let epoch = session.epoch;
-        self.logins.insert(index, WaitingLogin { from, tag, epoch, since: now });
-        if waits {
-            if out.lines().may_write(PeerLine::Login, now) {
-                tracing::info!(
-                    session = index.index,
-                    epoch = epoch.0,
-                    "waiting for the commands of older epochs"
-                );
-            }
-        } else {
-            self.finish_login(index, out, now);
+        let (waits, ends) = (Waits::Login, self.ends_of(session, epoch));
+        self.burials.push(Waiting { waits, from, tag, session, epoch, ends, since: now });
+        self.answer_buried(session, out, now);
+        if self.burials.has_login(session, epoch) && out.lines().may_write(PeerLine::Login, now) {
+            tracing::info!(
+                session = session.index,
+                epoch = epoch.0,
+                "waiting for the commands of epochs that ended"
+            );
         }
     }
 
-    /// No connection of an older epoch is left: the new epoch may begin.
-    pub(super) fn finish_login(&mut self, index: SessionIndex, out: &mut Outbox, now: Instant) {
-        let Some(login) = self.logins.remove(&index) else { return };
+    /// DROP: epochs end, whatever became of their connections. The reply waits for the last of
+    /// these.
+    pub(super) fn drop_epochs(
+        &mut self,
+        command: &AdminCommand<'_>,
+        (session, epoch): (SessionIndex, Epoch),
+        out: &mut Outbox,
+    ) -> AdminAnswer {
+        let AdminCommand { from, capsule, body, now, .. } = *command;
+        let Some(state) = self.table.get(session) else { return refuse(Status::NoSuchSession) };
+        if !state.way(epoch).is_some_and(|way| way.has_ways) {
+            return refuse(Status::InvalidOpcode);
+        }
+        let Ok(request) = DropRequest::from_wire(body) else {
+            return refuse(Status::InvalidField);
+        };
+        let ends = EndedEpochs::Of(request);
+        if ends.has(epoch) {
+            // The answer would wait for its own burial.
+            return refuse(Status::InvalidField);
+        }
+        if self.burials.are_full(session) {
+            return refuse(Status::LimitReached);
+        }
+        out.happened(occurrences::dropped(state, &request));
+        self.table.drop_epochs(session, &request);
+        self.proofs.end_epochs(session, &ends);
+        self.events.end_epochs(session, &ends);
+        self.burials.forget_asked_in(session, &ends);
+        end_connections(session, &ends, out);
+        let (waits, tag) = (Waits::Drop, capsule.tag);
+        self.burials.push(Waiting { waits, from, tag, session, epoch, ends, since: now });
+        self.answer_buried(session, out, now);
+        AdminAnswer::Later
+    }
+
+    /// A connection of a session is gone, or nothing was to wait for: answers what waited for the
+    /// last connection of its epochs.
+    pub(super) fn answer_buried(&mut self, index: SessionIndex, out: &mut Outbox, now: Instant) {
+        let Some(session) = self.table.get(index) else { return };
+        let is_over = |waiting: &Waiting| {
+            waiting.session == index
+                && (!session.has_connections_of(&waiting.ends)
+                    || Mutation::EpochOrderLogin.is_on() && waiting.waits == Waits::Login
+                    || Mutation::WayDropEarly.is_on() && waiting.waits == Waits::Drop)
+        };
+        for waiting in self.burials.take(is_over) {
+            match waiting.waits {
+                Waits::Login => self.finish_login(&waiting, out, now),
+                Waits::Drop => out.reply_status(waiting.from, waiting.tag, Status::Ok),
+            }
+        }
+    }
+
+    /// No connection of an epoch that it ends is left: the new epoch may begin.
+    fn finish_login(&mut self, login: &Waiting, out: &mut Outbox, now: Instant) {
+        let Waiting { session: index, epoch, .. } = *login;
         let Some(session) = self.table.get_mut(index) else { return };
-        if session.epoch != login.epoch || session.leave().is_some() {
+        let has_left = session.leave().is_some();
+        if session.let_in(epoch).is_none() || has_left {
             return out.reply_status(login.from, login.tag, Status::Fenced);
         }
-        session.logged_in = true;
         let reply = LoginReply {
             session: session.id,
-            epoch: session.epoch,
+            epoch,
             instance: self.target.instance,
             queues_max: limits::QUEUES_MAX,
             target_name: self.target.name,
@@ -216,36 +273,29 @@ impl HostSessions {
                 session = index.index,
                 host = %session.host_name,
                 peer = session.peer,
-                epoch = session.epoch.0,
+                epoch = epoch.0,
                 "login"
             );
         }
-        let what = occurrences::logged_in(session);
-        let payload = self.proofs.login_payload(index, &reply);
+        let what = occurrences::logged_in(session, epoch);
+        let payload = self.proofs.login_payload((index, epoch), &reply);
         out.reply(login.from, login.tag, (Status::Ok, 0), payload);
         out.happened(what);
     }
 
-    /// Refuses the LOGINs that waited too long.
-    pub(super) fn end_late_logins(&mut self, out: &mut Outbox, now: Instant) {
-        let late =
-            |login: &WaitingLogin| now.saturating_duration_since(login.since) > QUIESCE_DEADLINE;
-        let late_sessions: Vec<SessionIndex> =
-            self.logins.iter().filter(|(_, l)| late(l)).map(|(index, _)| *index).collect();
-        for index in late_sessions {
-            if let Some(login) = self.logins.remove(&index) {
-                tracing::error!(session = index.index, "connections of an older epoch do not end");
-                out.reply_status(login.from, login.tag, Status::TimedOut);
-            }
+    /// Refuses what waited too long.
+    pub(super) fn end_late_waits(&mut self, out: &mut Outbox, now: Instant) {
+        for late in self.burials.take_late(now) {
+            let session = late.session.index;
+            tracing::error!(session, "connections of an epoch that ended do not end");
+            out.reply_status(late.from, late.tag, Status::TimedOut);
         }
     }
 
     /// The admin connection of an epoch of a session is gone.
     pub(super) fn admin_gone(&mut self, session: SessionIndex, epoch: Epoch) {
         self.events.forget_epoch(session, epoch);
-        if self.logins.get(&session).is_some_and(|login| login.epoch == epoch) {
-            self.logins.remove(&session);
-        }
+        self.burials.forget_asked_in(session, &EndedEpochs::One(epoch));
     }
 
     /// Notes that the admin connection of an epoch of a session is gone, if that is a loss.
@@ -280,7 +330,7 @@ impl HostSessions {
 
     /// A session ended; another session may have its index.
     pub(super) fn forget(&mut self, session: SessionIndex, out: &mut Outbox) {
-        self.logins.remove(&session);
+        self.burials.forget(session);
         self.events.forget(session);
         if self.proofs.forget(session) {
             // Connections that have not proven themselves do not keep a session.
@@ -292,7 +342,11 @@ impl HostSessions {
     /// A volume changed, or is about to be taken from its users. Tells the sessions that have it
     /// open.
     pub(super) fn volume_changed(&mut self, volume: VolumeIndex, out: &mut Outbox) {
-        let users: Vec<SessionIndex> = self.users_of(volume).map(|session| session.index).collect();
+        let ways_of = |session: &Session| {
+            let index = session.index;
+            session.live_epochs().map(move |epoch| (index, epoch)).collect::<Vec<_>>()
+        };
+        let users: Vec<_> = self.users_of(volume).flat_map(ways_of).collect();
         self.events.tell(&users, out);
     }
 
@@ -313,6 +367,21 @@ impl HostSessions {
         news: impl FnOnce() -> Option<AsyncEvent>,
     ) -> AdminAnswer {
         self.events.park(command.from, session, command.capsule, news)
+    }
+}
+
+/// Ends the connections of these epochs.
+fn end_connections(session: SessionIndex, ended: &EndedEpochs, out: &mut Outbox) {
+    match ended {
+        EndedEpochs::None => {}
+        EndedEpochs::One(epoch) => out.tell_all(Notice::EndEpoch { session, epoch: *epoch }),
+        EndedEpochs::Below(before) => {
+            out.tell_all(Notice::EndConnections { session, before: *before });
+        }
+        EndedEpochs::Of(request) => {
+            let epochs = request.epochs().iter();
+            epochs.for_each(|epoch| out.tell_all(Notice::EndEpoch { session, epoch: *epoch }));
+        }
     }
 }
 

@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use rblk_operate::target::events::{EventKind, Occurrence};
-use rblk_protocol::{Epoch, Name};
+use rblk_protocol::{DropRequest, Epoch, Name};
 
-use crate::control::peers::session::Session;
+use crate::control::peers::session::{Session, Way};
 
-/// The LOGIN of a session was answered.
-pub(super) fn logged_in(session: &Session) -> Occurrence {
-    let what = match session.epoch {
+/// The LOGIN of an epoch of a session was answered.
+pub(super) fn logged_in(session: &Session, epoch: Epoch) -> Occurrence {
+    let what = match epoch {
+        Epoch(epoch) if session.way(Epoch(epoch)).is_some_and(Way::has_joined) => Occurrence::new(
+            EventKind::Connect,
+            format!("the host has one more way to its session, in epoch {epoch}"),
+        ),
         Epoch(1) => Occurrence::new(EventKind::Connect, "the host began a session"),
         Epoch(epoch) => Occurrence::new(
             EventKind::Resume,
@@ -20,17 +24,21 @@ pub(super) fn logged_in(session: &Session) -> Occurrence {
 }
 
 /// The admin connection of an epoch of a session is gone. The session holds the volumes of these
-/// names for the lease. `None`: that is no loss, since the session is ending, or its host is back
-/// in a newer epoch.
+/// names for the lease. `None`: that is no loss, since the session is ending, or the epoch ended.
 pub(super) fn admin_gone(
     session: &Session,
     epoch: Epoch,
     held: &str,
     lease: Duration,
 ) -> Option<Occurrence> {
-    let is_lost = session.leave().is_none() && session.logged_in && session.epoch == epoch;
+    let is_lost = session.leave().is_none() && session.is_in(epoch);
     if !is_lost {
         return None;
+    }
+    if session.has_other_admin(epoch) {
+        let text = format!("the host lost a way to its session, in epoch {}", epoch.0);
+        let what = Occurrence::new(EventKind::Loss, text);
+        return Some(what.of_host(session.host_name, &session.peer));
     }
     let lease = in_words(lease);
     // A host that was refused its volume leaves without a LOGOUT.
@@ -42,6 +50,13 @@ pub(super) fn admin_gone(
         }
     };
     Some(what.of_host(session.host_name, &session.peer))
+}
+
+/// A host gives ways up. It may know of their end before the target does.
+pub(super) fn dropped(session: &Session, request: &DropRequest) -> Occurrence {
+    let epochs: Vec<String> = request.epochs().iter().map(|epoch| epoch.0.to_string()).collect();
+    let text = format!("the host gave up what it sent in epoch {}", epochs.join(", "));
+    Occurrence::new(EventKind::Leave, text).of_host(session.host_name, &session.peer)
 }
 
 /// A host reached a limit and wanted more.

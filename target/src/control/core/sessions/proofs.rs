@@ -7,12 +7,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rblk_protocol::auth::{Carrier, Hellos, PublicKey, SecretKey, SessionSecret, TargetHandshake};
-use rblk_protocol::{AccessMode, HostId, LoginReply, Name, OpenRequest, RejectReason, Status};
+use rblk_protocol::{
+    AccessMode, Epoch, HostId, LoginReply, Name, OpenRequest, RejectReason, Status,
+};
 
 use crate::control::core::connect_refusal::{ConnectRefusal, refused};
 use crate::control::core::effect::Effect;
 use crate::control::core::hosts::{Host, Hosts};
 use crate::control::core::outbox::Outbox;
+use crate::control::peers::session::EndedEpochs;
 use crate::volume::ids::SessionIndex;
 use crate::volume::limits::Limiter;
 
@@ -34,13 +37,21 @@ pub struct Introduction {
     pub carrier: Carrier,
 }
 
-/// The proven identity of the host of a session.
+/// The proven identity of the host of a LOGIN.
 #[derive(Debug)]
 pub(in crate::control::core) struct Proven {
     pub(in crate::control::core) key: PublicKey,
     pub(in crate::control::core) host: Arc<Host>,
-    /// Of the session's present epoch.
+    /// Of its epoch.
     pub(in crate::control::core) secret: SessionSecret,
+}
+
+/// The proven identity of the host of a session.
+#[derive(Debug)]
+struct ProvenSession {
+    host: Arc<Host>,
+    // The key and the secret of each epoch that was not ended.
+    ways: BTreeMap<Epoch, (PublicKey, SessionSecret)>,
 }
 
 /// The rights of a session.
@@ -95,7 +106,7 @@ pub(in crate::control::core) struct Proofs {
     // `None`: no host has to prove its identity.
     auth: Option<AuthConfig>,
     // Of every session, or of none.
-    proven: BTreeMap<SessionIndex, Proven>,
+    proven: BTreeMap<SessionIndex, ProvenSession>,
 }
 
 impl Proofs {
@@ -113,9 +124,10 @@ impl Proofs {
         }
     }
 
-    /// The key that the host of a session has proven.
+    /// The key that the host of a session has proven last.
     pub(in crate::control::core) fn key_of(&self, session: SessionIndex) -> Option<PublicKey> {
-        self.proven.get(&session).map(|proven| proven.key)
+        let (_, (key, _)) = self.proven.get(&session)?.ways.last_key_value()?;
+        Some(*key)
     }
 
     /// Whether hosts must prove their keys.
@@ -143,38 +155,65 @@ impl Proofs {
         Ok(Some(TargetHandshake::new(keys, hellos, *carrier)))
     }
 
-    /// The secret with which an I/O connection proves that it is of a session; `None` if no proof
-    /// is required.
+    /// The secret with which an I/O connection proves that it is of an epoch of a session; `None`
+    /// if no proof is required.
     ///
     /// # Errors
-    /// The session has proven nothing.
+    /// The session has proven nothing in that epoch.
     pub(in crate::control::core) fn secret_of(
         &self,
         session: SessionIndex,
+        epoch: Epoch,
     ) -> Result<Option<SessionSecret>, ConnectRefusal> {
         if self.auth.is_none() {
             return Ok(None);
         }
-        let Some(proven) = self.proven.get(&session) else {
+        let Some(secret) = self.secret(session, epoch) else {
             return Err(refused(RejectReason::NoSuchSession, "cannot join the session"));
         };
-        Ok(Some(proven.secret.clone()))
+        Ok(Some(secret.clone()))
     }
 
-    /// The payload of the reply to LOGIN: with the secret of the session if its host proved itself.
-    pub(super) fn login_payload(&self, session: SessionIndex, reply: &LoginReply) -> Vec<u8> {
-        match self.proven.get(&session) {
-            Some(proven) => proven.secret.login_payload(reply).to_vec(),
+    fn secret(&self, session: SessionIndex, epoch: Epoch) -> Option<&SessionSecret> {
+        self.proven.get(&session)?.ways.get(&epoch).map(|(_, secret)| secret)
+    }
+
+    /// The payload of the reply to LOGIN: with the secret of the epoch if its host proved itself.
+    pub(super) fn login_payload(
+        &self,
+        (session, epoch): (SessionIndex, Epoch),
+        reply: &LoginReply,
+    ) -> Vec<u8> {
+        match self.secret(session, epoch) {
+            Some(secret) => secret.login_payload(reply).to_vec(),
             None => reply.to_wire().to_vec(),
         }
     }
 
-    /// The host of a session has proven itself: tells the poll groups of its limits, if it has any.
-    pub(super) fn note(&mut self, session: SessionIndex, proven: Proven, out: &mut Outbox) {
-        let host = proven.host.id();
-        self.proven.insert(session, proven);
+    /// The host of a session has proven itself in an epoch, which ends others: tells the poll
+    /// groups of its limits, if it has any.
+    pub(super) fn note(
+        &mut self,
+        (session, epoch): (SessionIndex, Epoch),
+        Proven { key, host: proven, secret }: Proven,
+        ends: &EndedEpochs,
+        out: &mut Outbox,
+    ) {
+        let host = proven.id();
+        let none = || ProvenSession { host: Arc::clone(&proven), ways: BTreeMap::new() };
+        let known = self.proven.entry(session).or_insert_with(none);
+        known.ways.retain(|epoch, _| !ends.has(*epoch));
+        known.ways.insert(epoch, (key, secret));
+        known.host = proven;
         if let Some(limits) = self.limits(host).cloned() {
             out.order(Effect::LimitHost { session, limits: Some(limits) });
+        }
+    }
+
+    /// Epochs of a session ended.
+    pub(super) fn end_epochs(&mut self, session: SessionIndex, ended: &EndedEpochs) {
+        if let Some(known) = self.proven.get_mut(&session) {
+            known.ways.retain(|epoch, _| !ended.has(*epoch));
         }
     }
 
@@ -200,8 +239,12 @@ impl Proofs {
         out: &mut Outbox,
     ) -> Option<Followed> {
         let proven = self.proven.get_mut(&session)?;
-        let host = self.auth.as_ref().and_then(|auth| auth.hosts.with_key(&proven.key));
-        let Some(host) = host.filter(|host| host.id() == proven.host.id()).cloned() else {
+        let hosts = self.auth.as_ref().map(|auth| &auth.hosts);
+        // A key that is not allowed any more must not have let in one of its ways.
+        let entry = |key| hosts?.with_key(key).filter(|host| host.id() == proven.host.id());
+        let entries: Option<Vec<&Arc<Host>>> =
+            proven.ways.values().map(|(key, _)| entry(key)).collect();
+        let Some(host) = entries.and_then(|all| all.last().map(|host| Arc::clone(host))) else {
             return Some(Followed::Gone(proven.host.name()));
         };
         let id = host.id();

@@ -4,7 +4,7 @@ use rblk_config::{HostConfig, Limits};
 use rblk_protocol::auth::{
     InitiatorHandshake, InitiatorSeal, PublicKey, QueueKey, SealedReply, SecretKey, SessionSecret,
 };
-use rblk_protocol::{KeyedDescriptor, VolumeEntry, VolumeListHeader};
+use rblk_protocol::{DropRequest, Join, KeyedDescriptor, VolumeEntry, VolumeListHeader};
 
 use super::*;
 use crate::control::core::{AuthConfig, Hosts};
@@ -80,6 +80,10 @@ impl World {
 
     /// LOGIN after that. The answer comes later.
     fn ask_in(&mut self, link: Link, host: u8) -> Proven {
+        self.ask_in_beside(link, host, None)
+    }
+
+    fn ask_in_beside(&mut self, link: Link, host: u8, beside: Option<Epoch>) -> Proven {
         let (said, handshake) = self.authenticate(link, host, TARGET);
         assert_eq!(said.status, Status::Ok);
         let login = LoginRequest {
@@ -87,6 +91,7 @@ impl World {
             host: HostId([9; 16]),
             host_name: host_name(9),
             keep_alive_ms: 1000,
+            join: beside.map(|beside| Join { beside, ends: None }),
         };
         let sequence = Sequence(2);
         let (third, seal) =
@@ -164,6 +169,47 @@ fn the_key_decides_the_host() {
     let introduction = w.introductions[&again.link.admission];
     let (proof, _) = key(&a).prove(&introduction.hellos, Nonce([1; 16]));
     assert!(key(&again).check(&introduction.hellos, proof.as_bytes()).is_err());
+}
+
+#[test]
+fn each_way_has_its_secret_and_its_key() {
+    let keys = |keys: &[u8]| {
+        let keys = keys.iter().map(|number| key(*number)).collect();
+        HostConfig::new("db1".to_owned(), keys, vec!["*:rw".parse().unwrap()])
+    };
+    let mut w = World { has_ways: true, ..world(&[keys(&[1, 11])]) };
+    let mut a = w.proven(1);
+    let second = w.stranger(Some((a.link.id, Epoch(2))));
+    let mut second = w.ask_in_beside(second, 11, Some(Epoch(1)));
+    w.logged_in(&mut second);
+    assert!(!w.is_dying(a.link));
+    let [one, two] = [&a, &second].map(|way| {
+        let admitted = w.queue(way.link, 0);
+        let introduction = w.introductions[&admitted.admission];
+        let queue = QueueKey::new(way.secret.as_ref().unwrap(), way.link.epoch, 0);
+        let (proof, _) = queue.prove(&introduction.hellos, Nonce([1; 16]));
+        (way.link.epoch, introduction.hellos, proof)
+    });
+    for (epoch, hellos, proof) in [one, two] {
+        let secret = w.core.sessions.proofs().secret_of(a.link.session, epoch).unwrap().unwrap();
+        assert!(QueueKey::new(&secret, epoch, 0).check(&hellos, proof.as_bytes()).is_ok());
+    }
+    // DROP is sealed like every command, and the secret of its epoch ends with it.
+    let dropped = DropRequest::new(&[Epoch(2)]).unwrap();
+    assert!(
+        w.tell(&mut a, Opcode::Drop, &dropped.to_wire()).is_none(),
+        "its connections are there"
+    );
+    assert!(w.core.sessions.proofs().secret_of(a.link.session, Epoch(2)).is_err());
+    w.bury_the_dying();
+    assert_eq!(w.hear(&a, 3).unwrap().status, Status::Ok);
+    // A key that is withdrawn ends the session that it let in, by whichever way.
+    let third = w.stranger(Some((a.link.id, Epoch(3))));
+    let mut third = w.ask_in_beside(third, 11, Some(Epoch(1)));
+    w.logged_in(&mut third);
+    assert_eq!(w.core.set_hosts(hosts(&[keys(&[11])]), w.now).len(), 1);
+    w.carry_out();
+    assert!(w.is_dying(a.link) && w.is_dying(third.link));
 }
 
 #[test]

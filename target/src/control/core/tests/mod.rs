@@ -8,6 +8,7 @@ mod news;
 mod occurrences;
 mod random;
 mod sessions;
+mod ways;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -104,6 +105,8 @@ struct World {
     memory_bytes: u64,
     // If hosts prove their keys: whether the hellos offer it, and the hellos.
     introduce: bool,
+    // Whether the next hellos offer ways.
+    has_ways: bool,
     introductions: BTreeMap<AdmissionId, Introduction>,
 }
 
@@ -148,6 +151,11 @@ fn volume_name(index: u16) -> Name {
 
 fn host_name(host: u8) -> Name {
     Name::new(&format!("host{host}")).unwrap()
+}
+
+fn login_of(host: u8) -> LoginRequest {
+    let (host, host_name) = (HostId([host; 16]), host_name(host));
+    LoginRequest { host, host_name, keep_alive_ms: 1000, join: None }
 }
 
 fn open_as(volume: u16, mode: AccessMode) -> OpenRequest {
@@ -224,6 +232,7 @@ impl World {
             made: 0,
             memory_bytes: 1 << 10,
             introduce: true,
+            has_ways: false,
             introductions: BTreeMap::new(),
         }
     }
@@ -231,7 +240,8 @@ impl World {
     /// The target dies; the next run has the durable records.
     fn restart(self) -> Self {
         let holders = Holders::durable(self.durable.values().cloned());
-        Self { made: self.made, ..Self::with(holders, self.durable, self.now) }
+        let (made, has_ways) = (self.made, self.has_ways);
+        Self { made, has_ways, ..Self::with(holders, self.durable, self.now) }
     }
 
     fn carry_out(&mut self) {
@@ -259,6 +269,10 @@ impl World {
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
                         let ends = |l: &&mut Link| l.session == session && l.epoch < before;
+                        self.links.iter_mut().filter(ends).for_each(|link| link.dying = true);
+                    }
+                    if let Notice::EndEpoch { session, epoch } = notice {
+                        let ends = |l: &&mut Link| (l.session, l.epoch) == (session, epoch);
                         self.links.iter_mut().filter(ends).for_each(|link| link.dying = true);
                     }
                     self.notices.push(notice);
@@ -305,14 +319,14 @@ impl World {
         self.carry_out();
     }
 
-    #[expect(clippy::unused_self, reason = "so that tests say whose it is")]
     fn hello(&self) -> HelloRequest {
+        let features = if self.has_ways { Features::WAYS } else { Features::default() };
         HelloRequest {
             kind: ConnectionKind::Admin,
             newest: Version::NEWEST,
             oldest: Version::OLDEST,
             depth: QueueDepth::new(16).unwrap(),
-            features: Features::default(),
+            features,
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
             epoch: Epoch(0),
@@ -349,7 +363,9 @@ impl World {
             carrier: Carrier::Memory,
         });
         let is_encrypted = asked.features.has(Features::ENCRYPT);
-        let knock = Knock { asked, introduction, peer, memory_bytes, fresh, is_encrypted };
+        let has_ways = asked.features.has(Features::WAYS);
+        let knock =
+            Knock { asked, introduction, peer, memory_bytes, fresh, is_encrypted, has_ways };
         let admitted = self.core.connect(&knock, self.now);
         // Without a proof, only another unproven connection may have to go.
         while let Some(effect) = self.core.next_effect() {
@@ -412,12 +428,7 @@ impl World {
     }
 
     fn log_in(&mut self, link: Link, tag: u16, host: u8) -> Option<Replied> {
-        let login = LoginRequest {
-            host: HostId([host; 16]),
-            host_name: host_name(host),
-            keep_alive_ms: 1000,
-        };
-        self.send(link, tag, Opcode::Login, 0, &login.to_wire());
+        self.send(link, tag, Opcode::Login, 0, &login_of(host).to_wire());
         self.answer(link, tag)
     }
 

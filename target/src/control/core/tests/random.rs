@@ -3,9 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::*;
+use rblk_protocol::{DropRequest, Join};
 
-const SEEDS: u64 = 600;
+use super::*;
+use crate::control::peers::session::EndedEpochs;
+
+/// Every other one has hosts with ways.
+const SEEDS: u64 = 900;
 const STEPS: usize = 400;
 const HOSTS: u64 = 3;
 
@@ -38,7 +42,8 @@ impl Drop for Seed {
 
 #[derive(Clone, Copy, Debug)]
 enum Asked {
-    Login,
+    Login { ends: EndedEpochs },
+    Drop { ends: EndedEpochs },
     Open { host: u8, volume: u16, mode: AccessMode, named: Generation },
     Other,
 }
@@ -54,6 +59,10 @@ struct History {
 struct Counts {
     logins: u32,
     late_logins: u32,
+    joins: u32,
+    late_joins: u32,
+    drops: u32,
+    late_drops: u32,
     refused_logins: u32,
     opens: u32,
     late_opens: u32,
@@ -71,6 +80,8 @@ struct Run {
     open: BTreeMap<SessionIndex, BTreeMap<u16, AccessMode>>,
     // By connection: volumes for which it may have brought commands, and the mode of each then.
     touched: BTreeMap<u32, BTreeMap<u16, AccessMode>>,
+    // Epochs of sessions that the target said to be over.
+    over: BTreeMap<SessionId, Vec<EndedEpochs>>,
     seen: usize,
     tag: u16,
 }
@@ -87,6 +98,7 @@ impl Run {
             asked: BTreeMap::new(),
             open: BTreeMap::new(),
             touched: BTreeMap::new(),
+            over: BTreeMap::new(),
             seen: 0,
             tag: 0,
         }
@@ -109,7 +121,7 @@ impl Run {
                         "a session was forgotten that has connections"
                     );
                 }
-                Notice::EndConnections { .. } | Notice::Host { .. } => {}
+                Notice::EndConnections { .. } | Notice::EndEpoch { .. } | Notice::Host { .. } => {}
             }
         }
         self.seen = self.w.notices.len();
@@ -126,14 +138,19 @@ impl Run {
             let (link, asked, at_once) =
                 self.asked.remove(&key).expect("answered twice, or unasked");
             match asked {
-                Asked::Login if said.status == Status::Ok => {
-                    let member = |l: &Link| l.id == link.id && l.session != SessionIndex::NONE;
-                    let older = |l: &&Link| member(l) && l.epoch < link.epoch;
-                    assert_eq!(self.w.links.iter().find(older), None, "LOGIN answered too early");
-                    let newer = |l: &&Link| member(l) && l.epoch > link.epoch;
-                    assert_eq!(self.w.links.iter().find(newer), None, "LOGIN of an old epoch");
-                    counts.logins += 1;
-                    counts.late_logins += u32::from(!at_once);
+                Asked::Login { ends } if said.status == Status::Ok => {
+                    self.over.entry(link.id).or_default().push(ends);
+                    let (all, late) = match ends {
+                        EndedEpochs::Below(_) => (&mut counts.logins, &mut counts.late_logins),
+                        _ => (&mut counts.joins, &mut counts.late_joins),
+                    };
+                    *all += 1;
+                    *late += u32::from(!at_once);
+                }
+                Asked::Drop { ends } if said.status == Status::Ok => {
+                    self.over.entry(link.id).or_default().push(ends);
+                    counts.drops += 1;
+                    counts.late_drops += u32::from(!at_once);
                 }
                 Asked::Open { host, volume, mode, named } => {
                     counts.fenced += u32::from(said.status == Status::Fenced);
@@ -148,11 +165,20 @@ impl Run {
                         }
                     }
                 }
-                Asked::Login => {
+                Asked::Login { .. } => {
                     counts.refused_logins += u32::from(said.status == Status::NoSuchSession);
                 }
-                Asked::Other => {}
+                Asked::Drop { .. } | Asked::Other => {}
             }
+        }
+        self.never_again();
+    }
+
+    /// No connection is of an epoch that is over, now or ever.
+    fn never_again(&self) {
+        for link in self.w.links.iter().filter(|link| link.session != SessionIndex::NONE) {
+            let over = self.over.get(&link.id).into_iter().flatten();
+            assert!(!over.clone().any(|ended| ended.has(link.epoch)), "{link:?} is over");
         }
     }
 
@@ -243,12 +269,64 @@ impl History {
 /// Generations that a host was given, by volume, to come back with.
 type Given = BTreeMap<(u8, u16), Generation>;
 
+/// How a LOGIN joins the session that its hello named, if it does. Mostly the epochs are true.
+fn some_join(run: &Run, rng: &mut Rng, link: Link) -> Option<Join> {
+    if !run.w.has_ways || link.session != SessionIndex::NONE || rng.below(5) == 0 {
+        return None;
+    }
+    let session = run.w.core.sessions().iter().find(|session| session.id == link.id)?;
+    let live: Vec<Epoch> = session.live_epochs().collect();
+    let beside = match rng.below(8) {
+        0 => Epoch(1 + u32::try_from(rng.below(4)).unwrap()),
+        _ => rng.pick(&live)?,
+    };
+    let ends = rng.pick(&live).filter(|ends| *ends != beside && rng.below(2) == 0);
+    Some(Join { beside, ends })
+}
+
+/// A way dies and is dropped, or one more is on its way.
+fn step_of_ways(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>) {
+    let members = |l: &&Link| l.session != SessionIndex::NONE && l.kind == ConnectionKind::Admin;
+    let members: Vec<Link> = run.w.links.iter().filter(members).copied().collect();
+    let Some(member) = rng.pick(&members) else { return };
+    let known = run.w.core.sessions().get(member.session);
+    let Some((newest, of)) = known.map(|session| (session.newest, session.host.0[0])) else {
+        return;
+    };
+    match rng.below(4) {
+        0 => {
+            let queue = u16::try_from(rng.below(3)).unwrap();
+            let _ = run.w.connect(ConnectionKind::Io { queue }, member.id, member.epoch);
+        }
+        1 | 2 => {
+            let epoch = Epoch(newest.0 + 1 + u32::try_from(rng.below(2)).unwrap());
+            if let Ok(link) = run.w.connect(ConnectionKind::Admin, member.id, epoch) {
+                hosts.insert(link.at.connection.generation, of);
+            }
+        }
+        _ => {
+            let mut near = || {
+                let back = u32::try_from(rng.below(5)).unwrap();
+                Epoch((newest.0 + 1).saturating_sub(back).max(1))
+            };
+            let request = DropRequest::new(&[near(), near()]).unwrap();
+            let ends = EndedEpochs::Of(request);
+            run.ask(member, Asked::Drop { ends }, |w, tag| {
+                w.send(member, tag, Opcode::Drop, 0, &request.to_wire());
+            });
+        }
+    }
+}
+
 #[expect(clippy::too_many_lines, reason = "one arm for each event")]
 fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Given) {
     let host = u8::try_from(1 + rng.below(HOSTS)).unwrap();
     let admins = run.admins();
     let admin = rng.pick(&admins);
     let links = run.w.links.clone();
+    if run.w.has_ways && rng.below(4) == 0 {
+        return step_of_ways(run, rng, hosts);
+    }
     match rng.below(100) {
         0..8 => {
             if let Ok(link) = run.w.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)) {
@@ -257,7 +335,7 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
         }
         8..16 => {
             let ids: Vec<_> =
-                run.w.core.sessions().iter().map(|s| (s.id, s.epoch, s.host)).collect();
+                run.w.core.sessions().iter().map(|s| (s.id, s.newest, s.host)).collect();
             if let Some((id, epoch, of)) = rng.pick(&ids) {
                 let epoch = Epoch(epoch.0 + u32::try_from(rng.below(3)).unwrap());
                 if let Ok(link) = run.w.connect(ConnectionKind::Admin, id, epoch) {
@@ -270,12 +348,13 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
         16..32 => {
             if let Some(link) = admin {
                 let host = hosts[&link.at.connection.generation];
-                let login = LoginRequest {
-                    host: HostId([host; 16]),
-                    host_name: host_name(host),
-                    keep_alive_ms: 1000,
+                let join = some_join(run, rng, link);
+                let ends = match join {
+                    None => EndedEpochs::Below(link.epoch),
+                    Some(Join { ends, .. }) => ends.map_or(EndedEpochs::None, EndedEpochs::One),
                 };
-                run.ask(link, Asked::Login, |w, tag| {
+                let login = LoginRequest { join, ..login_of(host) };
+                run.ask(link, Asked::Login { ends }, |w, tag| {
                     w.send(link, tag, Opcode::Login, 0, &login.to_wire());
                 });
             }
@@ -360,7 +439,7 @@ fn one(seed: u64, counts: &mut Counts) {
     let mut history = History::default();
     let mut given = Given::new();
     let mut hosts = BTreeMap::new();
-    let mut run = Run::new(World::new());
+    let mut run = Run::new(World { has_ways: seed % 2 == 1, ..World::new() });
     for _ in 0..STEPS {
         if rng.below(120) == 0 {
             counts.restarts += 1;
@@ -404,4 +483,6 @@ fn the_rules_hold_under_random_events() {
     assert!(counts.refused_logins > 100, "{counts:?}");
     assert!(counts.fenced > 500 && counts.in_use > 500 && counts.take_overs > 500, "{counts:?}");
     assert!(counts.restarts > 500, "{counts:?}");
+    assert!(counts.joins > 500 && counts.late_joins > 100, "{counts:?}");
+    assert!(counts.drops > 500 && counts.late_drops > 100, "{counts:?}");
 }

@@ -131,7 +131,7 @@ fn a_session_is_not_superseded_without_proof() {
     w.bury(thief);
     assert!(!w.is_dying(first) && !w.is_dying(queue));
     assert_eq!(w.notices.len(), told);
-    assert_eq!(w.core.sessions().get(first.session).unwrap().epoch, Epoch(1));
+    assert_eq!(w.core.sessions().get(first.session).unwrap().newest, Epoch(1));
     assert_eq!(w.writable(first.session), [0]);
     // Of two connections that name one epoch, the first LOGIN gets it.
     let (a, b) = (
@@ -422,8 +422,7 @@ fn sessions_that_hold_nothing_end_with_their_connections() {
 fn a_promise_of_heart_beats_has_an_end() {
     let mut w = World::new();
     let link = w.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)).unwrap();
-    let login =
-        LoginRequest { host: HostId([1; 16]), host_name: host_name(1), keep_alive_ms: u32::MAX };
+    let login = LoginRequest { keep_alive_ms: u32::MAX, ..login_of(1) };
     w.send(link, 1, Opcode::Login, 0, &login.to_wire());
     assert_eq!(w.silences, [Duration::from_secs(4 * 300 + 2)]);
 }

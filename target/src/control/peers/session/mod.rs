@@ -4,10 +4,12 @@
 //! Rules:
 //! - A session begins with an accepted LOGIN, so every session has a host. A connection without a
 //!   LOGIN belongs to no session, whatever session it names.
-//! - A session has one epoch at a time. A LOGIN that resumes it names a higher one; then
-//!   connections of the old epoch are dead, and this LOGIN is answered only when all of them are
-//!   gone: no command, no RDMA, no store I/O of an older epoch can follow the first command of the
-//!   new one.
+//! - A session has a set of live epochs, one for each [way](Way) of its host to the target. A host
+//!   without ways has one. A LOGIN names a higher epoch than every LOGIN and DROP before it.
+//! - A LOGIN that resumes the session ends all older epochs; one that joins it ends at most the
+//!   last epoch of its own way; a DROP ends those that it names. All of them are answered only when
+//!   every connection of the epochs that they end is gone: no command, no RDMA, no store I/O of
+//!   these can follow. An epoch that ended never lives again.
 //! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
 //!   excluded.
 //! - A session without connections keeps its volumes for the lease, so that a short loss of the
@@ -18,14 +20,24 @@
 //!   connections of that time: commands on those may still change the volume. The next writer waits
 //!   until they are gone.
 
+mod ended_epochs;
+mod live_connections;
+mod way;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use rblk_protocol::limits::WAYS_MAX;
 use rblk_protocol::width::wide;
-use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
+use rblk_protocol::{
+    AccessMode, DropRequest, Epoch, HostId, Join, Mutation, Name, RejectReason, SessionId, Status,
+};
 
 use crate::control::peers::account::Payer;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
+pub(crate) use ended_epochs::EndedEpochs;
+use live_connections::{Live, SessionConnections};
+pub(crate) use way::Way;
 
 /// One session.
 #[derive(Debug)]
@@ -34,10 +46,10 @@ pub struct Session {
     pub id: SessionId,
     /// The session's index in the tables of the poll groups.
     pub index: SessionIndex,
-    /// The epoch in force.
-    pub epoch: Epoch,
-    /// Whether LOGIN was answered in this epoch.
-    pub logged_in: bool,
+    /// The highest epoch of a LOGIN that was accepted, or of a DROP.
+    pub newest: Epoch,
+    /// The epoch of the last LOGIN that joined nothing: it ended all before.
+    pub base: Epoch,
     /// Its host.
     pub host: HostId,
     /// The account that is charged for the session's resources.
@@ -49,10 +61,12 @@ pub struct Session {
     pub place: u32,
     /// The time within which the host wants a dead path detected.
     pub detect: Duration,
-    /// The address of the initiator, for people.
+    /// The address of the initiator at the last LOGIN, for people.
     pub peer: String,
     /// Whether the latest I/O connection has digests, for people.
     pub digest: bool,
+    // The epochs that were not ended, with or without connections.
+    ways: BTreeMap<Epoch, Way>,
     volumes: SessionVolumes,
     connections: SessionConnections,
     // The reason why the session will end with its last connection, if it will.
@@ -69,86 +83,6 @@ struct SessionVolumes {
     // Volumes that the session had opened for writing, the mode, and the last epoch in which it
     // had: while connections up to that epoch exist, commands may still change the volume.
     leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
-}
-
-/// A connection that is not gone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Live {
-    epoch: Epoch,
-    // `None` for an admin connection.
-    queue: Option<u16>,
-    // The connection proved that it belongs to the session, or needs no proof.
-    is_proven: bool,
-}
-
-/// The live connections of one session. Connections without their proof must also be gone before
-/// the session ends, but they keep neither the session nor the number of their queue.
-#[derive(Debug)]
-struct SessionConnections {
-    live: Vec<Live>,
-    // The time when the last proven connection went, or the session began. `None` while one exists.
-    lost_at: Option<Instant>,
-    // Memory of the proven connections.
-    memory_bytes: u64,
-}
-
-impl SessionConnections {
-    fn add(&mut self, live: Live, memory_bytes: u64) {
-        self.live.push(live);
-        if live.is_proven {
-            self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
-            self.lost_at = None;
-        }
-    }
-
-    fn remove(&mut self, live: Live, memory_bytes: u64, now: Instant) {
-        if live.is_proven {
-            self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
-        }
-        if let Some(at) = self.live.iter().position(|c| *c == live) {
-            self.live.swap_remove(at);
-        }
-        if live.is_proven && self.proven() == 0 {
-            self.lost_at = Some(now);
-        }
-    }
-
-    /// The first connection of a queue with a proof gets the queue number.
-    fn prove(&mut self, (epoch, queue, memory_bytes): (Epoch, u16, u64)) -> bool {
-        if self.has(epoch, queue) {
-            return false;
-        }
-        let unproven = Live { epoch, queue: Some(queue), is_proven: false };
-        let Some(found) = self.live.iter_mut().find(|live| **live == unproven) else {
-            return false;
-        };
-        found.is_proven = true;
-        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
-        self.lost_at = None;
-        true
-    }
-
-    fn proven(&self) -> usize {
-        self.live.iter().filter(|live| live.is_proven).count()
-    }
-
-    fn has(&self, epoch: Epoch, queue: u16) -> bool {
-        self.live.contains(&Live { epoch, queue: Some(queue), is_proven: true })
-    }
-
-    fn has_older_than(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|live| live.epoch < epoch)
-    }
-
-    fn has_up_to(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|live| live.epoch <= epoch)
-    }
-
-    /// Whether the last connection has been gone for longer than `time`.
-    fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
-        let lost_at = self.lost_at.filter(|_| self.proven() == 0);
-        lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
-    }
 }
 
 /// The reason why a session ends while it has connections.
@@ -183,14 +117,47 @@ impl Session {
     /// Number of all connections that are not gone.
     #[must_use]
     pub(crate) fn all_connections(&self) -> usize {
-        self.connections.live.len()
+        self.connections.len()
     }
 
-    /// Whether the session has an admin connection of its epoch.
+    /// Whether the session has the admin connection of that epoch.
     #[must_use]
-    pub(crate) fn has_admin(&self) -> bool {
-        let admin = Live { epoch: self.epoch, queue: None, is_proven: true };
-        self.connections.live.contains(&admin)
+    pub(crate) fn has_admin(&self, epoch: Epoch) -> bool {
+        self.connections.has_admin(epoch)
+    }
+
+    /// Whether the session has the admin connection of a live epoch other than that.
+    #[must_use]
+    pub(crate) fn has_other_admin(&self, epoch: Epoch) -> bool {
+        self.live_epochs().any(|other| other != epoch && self.has_admin(other))
+    }
+
+    /// The way of an epoch. `None` for an epoch that ended or never began.
+    #[must_use]
+    pub(crate) fn way(&self, epoch: Epoch) -> Option<&Way> {
+        self.ways.get(&epoch)
+    }
+
+    /// The epochs that were not ended, in rising order.
+    pub(crate) fn live_epochs(&self) -> impl Iterator<Item = Epoch> {
+        self.ways.keys().copied()
+    }
+
+    /// The addresses of its live epochs.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &str> {
+        self.ways.values().map(|way| way.peer.as_str())
+    }
+
+    /// Whether LOGIN was answered in that epoch, and the epoch was not ended.
+    #[must_use]
+    pub(crate) fn is_in(&self, epoch: Epoch) -> bool {
+        self.way(epoch).is_some_and(|way| way.logged_in)
+    }
+
+    /// Notes that the LOGIN of an epoch is answered. `None`: the epoch has ended.
+    pub(crate) fn let_in(&mut self, epoch: Epoch) -> Option<()> {
+        self.ways.get_mut(&epoch)?.logged_in = true;
+        Some(())
     }
 
     /// Memory of the connections that have proven themselves or need no proof, in bytes.
@@ -199,10 +166,23 @@ impl Session {
         self.connections.memory_bytes
     }
 
-    /// Whether connections of older epochs still exist.
+    /// Whether a connection of these epochs is not gone.
     #[must_use]
-    pub(crate) fn has_older_connections(&self) -> bool {
-        self.connections.has_older_than(self.epoch)
+    pub(crate) fn has_connections_of(&self, ended: &EndedEpochs) -> bool {
+        self.connections.has_any_of(ended)
+    }
+
+    /// Ends epochs: nothing joins them any more. Their connections are the caller's.
+    fn end_epochs(&mut self, ended: &EndedEpochs) {
+        self.ways.retain(|epoch, _| !ended.has(*epoch));
+    }
+
+    /// A LOGIN was accepted in that epoch, which is the newest now.
+    fn begin_epoch(&mut self, epoch: Epoch, ends: EndedEpochs, login: LoggingIn) {
+        let LoggingIn { detect, peer, has_ways, .. } = login;
+        self.newest = epoch;
+        (self.detect, self.peer) = (detect, peer.clone());
+        self.ways.insert(epoch, Way { peer, ends, has_ways, logged_in: false });
     }
 
     /// The reason why the session will end with its last connection, if it will.
@@ -222,7 +202,7 @@ impl Session {
         let mode = self.volumes.opened.remove(&volume)?;
         let admitted = self.volumes.admitted.remove(&volume);
         if admitted && mode != AccessMode::ReadOnly && self.all_connections() > 0 {
-            self.volumes.leaving.insert(volume, (mode, self.epoch));
+            self.volumes.leaving.insert(volume, (mode, self.newest));
         }
         Some(mode)
     }
@@ -261,7 +241,8 @@ impl Session {
 pub(crate) enum After {
     /// The session lives.
     Lives,
-    /// The last connection of an older epoch is gone: a waiting LOGIN can be answered.
+    /// The last connection of an epoch that had ended is gone: it may be the last that a LOGIN or a
+    /// DROP waited for.
     Quiesced,
     /// The session ended. Another session may have its index when the poll groups have forgotten
     /// it.
@@ -290,6 +271,8 @@ pub(crate) struct LoggingIn {
     pub(crate) detect: Duration,
     /// The address of the initiator.
     pub(crate) peer: String,
+    /// Both ends know [`WAYS`](rblk_protocol::Features::WAYS).
+    pub(crate) has_ways: bool,
 }
 
 /// All sessions.
@@ -370,28 +353,25 @@ impl SessionTable {
         self.lives = self.lives.wrapping_add(1);
         let index = u16::try_from(at).map_err(|_| RejectReason::LimitReached)?;
         let index = SessionIndex { index, life: self.lives };
-        let LoggingIn { host, account, host_name, detect, peer } = login;
-        let place = self.free_place(host_name);
-        self.by_index[at] = Some(Session {
+        let mut session = Session {
             id,
             index,
-            epoch: Epoch(1),
-            logged_in: false,
-            host,
-            account,
-            host_name,
-            place,
-            detect,
-            peer,
+            newest: Epoch(1),
+            base: Epoch(1),
+            host: login.host,
+            account: login.account.clone(),
+            host_name: login.host_name,
+            place: self.free_place(login.host_name),
+            detect: login.detect,
+            peer: login.peer.clone(),
             digest: false,
+            ways: BTreeMap::new(),
             volumes: SessionVolumes::default(),
-            connections: SessionConnections {
-                live: Vec::new(),
-                lost_at: Some(now),
-                memory_bytes: 0,
-            },
+            connections: SessionConnections::none(now),
             leave: None,
-        });
+        };
+        session.begin_epoch(Epoch(1), EndedEpochs::Below(Epoch(1)), login);
+        self.by_index[at] = Some(session);
         self.by_id.insert(id, index);
         Ok(index)
     }
@@ -408,8 +388,8 @@ impl SessionTable {
     /// its host. Changes nothing.
     ///
     /// # Errors
-    /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
-    /// ever end its connections.
+    /// Unknown session, an epoch that is not above all before, or the highest epoch: no newer epoch
+    /// could ever end its connections.
     pub(crate) fn resumable(
         &self,
         id: SessionId,
@@ -420,7 +400,7 @@ impl SessionTable {
         if session.leave.is_some() || epoch.next().is_none() {
             return Err(RejectReason::NoSuchSession);
         }
-        if epoch <= session.epoch {
+        if epoch <= session.newest && !Mutation::WayLateLogin.is_on() {
             return Err(RejectReason::StaleEpoch);
         }
         Ok(index)
@@ -438,28 +418,75 @@ impl SessionTable {
         epoch: Epoch,
         login: LoggingIn,
     ) -> Result<SessionIndex, RejectReason> {
-        let index = self.resumable(id, epoch)?;
         let free_place = self.free_place(login.host_name);
-        let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
-        if session.host != login.host {
-            // Another host has learned the id of this session.
-            return Err(RejectReason::NoSuchSession);
-        }
-        session.epoch = epoch;
-        session.logged_in = false;
+        let session = self.resumable_by(id, epoch, login.host)?;
+        let ends = match Mutation::WayResumeKeeps.is_on() {
+            true => EndedEpochs::None,
+            false => EndedEpochs::Below(epoch),
+        };
+        session.end_epochs(&ends);
         if session.host_name != login.host_name {
             (session.host_name, session.place) = (login.host_name, free_place);
         }
-        session.account = login.account;
-        session.detect = login.detect;
-        session.peer = login.peer;
-        Ok(index)
+        session.account = login.account.clone();
+        session.base = epoch;
+        session.begin_epoch(epoch, ends, login);
+        Ok(session.index)
+    }
+
+    /// Adds an epoch to a session, for a LOGIN that joins. The caller must now end the connections
+    /// of the epoch that it ends.
+    ///
+    /// # Errors
+    /// As for [`Self::resume`]; [`RejectReason::NoSuchSession`] if the epoch beside it is of a
+    /// process that was superseded; [`RejectReason::LimitReached`] if the session has too many.
+    pub(crate) fn add_way(
+        &mut self,
+        id: SessionId,
+        epoch: Epoch,
+        join: Join,
+        login: LoggingIn,
+    ) -> Result<SessionIndex, RejectReason> {
+        let session = self.resumable_by(id, epoch, login.host)?;
+        // An epoch that a DROP has ended will do: the LOGIN may have been on its way before. But
+        // another process of the host may have come and ended them all.
+        if join.beside < session.base || join.beside > session.newest {
+            return Err(RejectReason::NoSuchSession);
+        }
+        let ends = join.ends.map_or(EndedEpochs::None, EndedEpochs::One);
+        let stay = session.live_epochs().filter(|live| !ends.has(*live)).count();
+        if stay >= usize::from(WAYS_MAX) {
+            return Err(RejectReason::LimitReached);
+        }
+        session.end_epochs(&ends);
+        session.begin_epoch(epoch, ends, login);
+        Ok(session.index)
+    }
+
+    fn resumable_by(
+        &mut self,
+        id: SessionId,
+        epoch: Epoch,
+        host: HostId,
+    ) -> Result<&mut Session, RejectReason> {
+        let index = self.resumable(id, epoch)?;
+        let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
+        // Otherwise another host has learned the id of this session.
+        if session.host == host { Ok(session) } else { Err(RejectReason::NoSuchSession) }
+    }
+
+    /// Ends epochs of a session, also those that no LOGIN was accepted in. The caller must now end
+    /// their connections.
+    pub(crate) fn drop_epochs(&mut self, index: SessionIndex, request: &DropRequest) {
+        let Some(session) = self.get_mut(index) else { return };
+        session.end_epochs(&EndedEpochs::Of(*request));
+        session.newest = session.newest.max(request.highest());
     }
 
     /// An I/O connection joins its session.
     ///
     /// # Errors
-    /// The session is unknown, has another epoch, or is not logged in, or the queue exists.
+    /// The session or its epoch is unknown, or not logged in, or the queue exists.
     pub(crate) fn join(
         &self,
         id: SessionId,
@@ -468,10 +495,8 @@ impl SessionTable {
     ) -> Result<SessionIndex, RejectReason> {
         let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
         let session = self.get(index).ok_or(RejectReason::NoSuchSession)?;
-        if session.epoch != epoch {
-            return Err(RejectReason::StaleEpoch);
-        }
-        if !session.logged_in || session.leave.is_some() {
+        let way = session.way(epoch).ok_or(RejectReason::StaleEpoch)?;
+        if !way.logged_in || session.leave.is_some() {
             return Err(RejectReason::NoSuchSession);
         }
         if session.connections.has(epoch, queue) {
@@ -523,7 +548,8 @@ impl SessionTable {
             return After::Ended;
         }
         let Some(session) = self.get(index) else { return After::Ended };
-        if epoch < session.epoch && !session.has_older_connections() {
+        let has_ended = session.way(epoch).is_none();
+        if has_ended && !session.has_connections_of(&EndedEpochs::One(epoch)) {
             After::Quiesced
         } else {
             After::Lives

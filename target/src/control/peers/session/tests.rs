@@ -15,13 +15,18 @@ fn of_host(n: u8) -> LoggingIn {
         host_name: Name::new("h").unwrap(),
         detect: Duration::from_secs(5),
         peer: "p".into(),
+        has_ways: true,
     }
+}
+
+fn has_older(table: &SessionTable, index: SessionIndex, than: Epoch) -> bool {
+    table.get(index).unwrap().has_connections_of(&EndedEpochs::Below(than))
 }
 
 fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionIndex {
     let index = table.begin(id(n), of_host(from), now).unwrap();
     table.connection_added(index, (Epoch(1), None, true), 0);
-    table.get_mut(index).unwrap().logged_in = true;
+    table.get_mut(index).unwrap().let_in(Epoch(1)).unwrap();
     index
 }
 
@@ -35,10 +40,10 @@ fn a_new_epoch_waits_for_the_old_connections() {
     assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
     assert_eq!(table.resume(id(1), Epoch(1), of_host(1)), Err(RejectReason::StaleEpoch));
     assert_eq!(table.resume(id(1), Epoch(2), of_host(2)), Err(RejectReason::NoSuchSession));
-    assert_eq!(table.get(index).unwrap().epoch, Epoch(1), "another host changes nothing");
+    assert_eq!(table.get(index).unwrap().newest, Epoch(1), "another host changes nothing");
     assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(index));
     table.connection_added(index, (Epoch(2), None, true), 0);
-    assert!(table.get(index).unwrap().has_older_connections());
+    assert!(has_older(&table, index, Epoch(2)));
     assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
     assert_eq!(
         table.join(id(1), Epoch(2), 1),
@@ -47,7 +52,7 @@ fn a_new_epoch_waits_for_the_old_connections() {
     );
     assert_eq!(table.connection_gone(index, (Epoch(1), None, true), 0, now), After::Lives);
     assert_eq!(table.connection_gone(index, (Epoch(1), Some(0), true), 0, now), After::Quiesced);
-    assert!(!table.get(index).unwrap().has_older_connections());
+    assert!(!has_older(&table, index, Epoch(2)));
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn an_unproven_connection_keeps_nothing() {
     table.connection_gone(a, proven, 5, now);
     assert_eq!(session(&table), (0, 1, 0));
     assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(a));
-    assert!(table.get(a).unwrap().has_older_connections());
+    assert!(has_older(&table, a, Epoch(2)));
     assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
     assert_eq!(table.connection_gone(a, unproven, 5, now), After::Lives, "it ended before");
 }
