@@ -228,6 +228,7 @@ prop_compose! {
 prop_compose! {
     fn target()(
         name in prop::option::of("[a-z0-9_]{1,64}"),
+        member in prop::option::of("[a-z0-9_]{1,64}"),
         cpus in prop::option::of(prop::collection::btree_set(0u16..=8191, 4..9)),
         poll_groups in prop::option::of(1u16..=4),
         max_io in power(14..=22),
@@ -270,6 +271,7 @@ prop_compose! {
             listen: vec!["rdma://[::]:1".to_owned(), "tcp://x".to_owned()],
             devices,
             name,
+            member,
             control_socket: PathBuf::from("/s"),
             state_dir: PathBuf::from("/d"),
             poll_groups,

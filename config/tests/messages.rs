@@ -155,7 +155,7 @@ fn target_values() {
 
 #[test]
 fn target_keys() {
-    let known = "the known keys are listen, devices, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
+    let known = "the known keys are listen, devices, name, member, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
                  dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, stop_timeout, sessions_max, lease, \
                  auth, insecure, key_file, key_file_next, http, slow_io, spin, encrypt, relaxed_ordering, tos, ack_timeout, volume, host";
     assert_eq!(target("max-io = 1"), "t.toml:2:1: max-io: unknown key; did you mean max_io?");

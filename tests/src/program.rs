@@ -304,6 +304,16 @@ impl Target {
         signal(self.child.id(), nix::sys::signal::Signal::SIGHUP);
     }
 
+    /// Stops all threads of the target (SIGSTOP), until [`Self::go_on`].
+    pub fn pause(&self) {
+        signal(self.child.id(), nix::sys::signal::Signal::SIGSTOP);
+    }
+
+    /// Continues the target after [`Self::pause`].
+    pub fn go_on(&self) {
+        signal(self.child.id(), nix::sys::signal::Signal::SIGCONT);
+    }
+
     /// Kills the target and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

@@ -17,7 +17,8 @@ use crate::program::shell_answers::{Names, with_names};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The arguments that name a volume, a host or a session.
-const NAMED: [(&[&str], &str, Names); 11] = [
+const NAMED: [(&[&str], &str, Names); 12] = [
+    (&["volume", "move"], "name", volumes),
     (&["volume", "remove"], "name", volumes),
     (&["volume", "resize"], "name", volumes),
     (&["volume", "set"], "name", volumes),

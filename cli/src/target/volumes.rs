@@ -12,8 +12,8 @@ use rblk_config::{
 use rblk_operate::Output;
 use rblk_operate::target::ask::{Ask, Response, VolumeEdit, VolumeReport};
 use rblk_operate::target::flags::{
-    ChangeArgs, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
-    VolumeSetArgs, VolumeSnapshotArgs,
+    ChangeArgs, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeMoveArgs, VolumeRemoveArgs,
+    VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
 };
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::status::{TargetStatus, VolumeStatus};
@@ -28,8 +28,19 @@ pub(crate) fn volume(command: &VolumeCommand, output: Output) -> anyhow::Result<
         VolumeCommand::Resize(args) => resize(args, output),
         VolumeCommand::Set(args) => set(args, output),
         VolumeCommand::Snapshot(args) => snapshot(args, output),
+        VolumeCommand::Move(args) => hand_over(args, output),
         VolumeCommand::List(running) => list(running, output),
     }
+}
+
+fn hand_over(args: &VolumeMoveArgs, output: Output) -> anyhow::Result<Exit> {
+    let ask = Ask::MoveVolume { name: args.name.clone() };
+    let Response::Done = asked(&socket_of(&args.running)?, ask)? else {
+        return Err(not_understood());
+    };
+    let told = || format!("{} is handed over: its host goes to another member\n", args.name);
+    output.answer(&serde_json::json!({ "name": args.name, "moved": true }), told)?;
+    Ok(Exit::Ok)
 }
 
 fn add(args: &VolumeAddArgs, output: Output) -> anyhow::Result<Exit> {

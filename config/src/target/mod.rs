@@ -66,6 +66,10 @@ key_table! {
         /// the name of the host: mounts do not go to a target of another name.
         pub name: Option<String> = None
             => Key::new(NAME).absent("the name of the host", "\"store1\"");
+        /// Name of this target in a group of targets, which all have one `name`: each serves images
+        /// of the same Ceph cluster, and takes those over whose member does not answer.
+        pub member: Option<String> = None
+            => Key::new(NAME).absent("it is in no group", "\"store1\"").more("ceph.md#a-group-of-targets");
         /// Socket by which `rblk-target status`, `drain` and other commands reach the target.
         pub control_socket: PathBuf = PathBuf::from("/run/rblk/target/control.sock")
             => Key::new(SOCKET);

@@ -11,7 +11,7 @@ use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_operate::said_once;
 use rblk_protocol::width::narrow;
-use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
+use rblk_protocol::{Features, Generation, Name, QueueDepth, Status, limits};
 
 use super::Volume;
 use super::course::Facts;
@@ -163,22 +163,44 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(V
     let First { config, .. } = first;
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;
-    let (mut session, faults) = connect_any(&addresses, config, known_by).await?;
-    let opened = match may_open(first, &known_by.host, &session) {
-        Ok(()) => open_first(first, known_by, addresses, volume_name, &mut session).await,
-        Err(error) => Err(error),
-    };
-    match opened {
-        Ok((setup, facts, paths)) => {
-            let volume = Volume::connected(config, setup, facts, (session, faults));
-            Ok((volume, paths))
+    // The failures of the addresses before the next one.
+    let (mut faults, mut elsewhere) = (Vec::new(), None);
+    loop {
+        let mut session = match connect_any(&addresses[faults.len()..], config, known_by).await {
+            Ok((session, more)) => {
+                faults.extend(more);
+                session
+            }
+            Err(error) => return Err(elsewhere.unwrap_or_else(|| error.into())),
+        };
+        let opened = match may_open(first, &known_by.host, &session) {
+            Ok(()) => {
+                let addresses = addresses.clone();
+                open_first(first, known_by, addresses, volume_name, &mut session).await
+            }
+            Err(error) => Err(error),
+        };
+        let error = match opened {
+            Ok((setup, facts, paths)) => {
+                let volume = Volume::connected(config, setup, facts, (session, faults));
+                return Ok((volume, paths));
+            }
+            Err(error) => error,
+        };
+        // Without this the target would keep the session until its lease ends.
+        session.logout(Duration::from_secs(1)).await;
+        if !is_elsewhere(&error) || faults.len() + 1 >= addresses.len() {
+            return Err(error);
         }
-        Err(error) => {
-            // Without this the target would keep the session until its lease ends.
-            session.logout(Duration::from_secs(1)).await;
-            Err(error)
-        }
+        faults.push(said_once(error.as_ref()));
+        elsewhere = Some(error);
     }
+}
+
+/// Whether another address may lead to a target that serves the volume: a member of a group says
+/// so, and a target that stops.
+fn is_elsewhere(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(SessionError::Status { status: Status::ShuttingDown, .. }))
 }
 
 /// Whether the volume may be opened, now that the target has told its name.

@@ -108,6 +108,11 @@ pub enum Ask {
         #[serde(default)]
         path: Option<PathBuf>,
     },
+    /// Hand a volume over to another member of the group.
+    MoveVolume {
+        /// The volume's name.
+        name: String,
+    },
     /// Follow the commands of a volume that take long: one `Done`, then one
     /// [`TraceLine`](crate::target::trace_line::TraceLine) per line until the client goes.
     Trace {

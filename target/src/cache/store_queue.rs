@@ -27,6 +27,8 @@ pub(super) struct StoreQueue<S> {
     per_volume: usize,
     // The volume that submits next.
     next_volume: usize,
+    // The store took none of the waiting operations, and nothing has changed since.
+    is_stuck: bool,
 }
 
 impl<S: Store> StoreQueue<S> {
@@ -38,6 +40,7 @@ impl<S: Store> StoreQueue<S> {
             waiting: 0,
             per_volume: usize::MAX,
             next_volume: 0,
+            is_stuck: false,
         }
     }
 
@@ -55,6 +58,8 @@ impl<S: Store> StoreQueue<S> {
     /// Sets the number of served volumes.
     pub(super) fn set_volumes(&mut self, served: usize) {
         self.per_volume = if served < 2 { usize::MAX } else { OPS_PER_VOLUME };
+        // The store shares its places anew, too.
+        self.is_stuck = false;
     }
 
     /// Submits an operation of a volume, or queues it behind waiting ones.
@@ -109,7 +114,11 @@ impl<S: Store> StoreQueue<S> {
     }
 
     /// Submits waiting operations, one of each volume in turn, until the store takes none of any.
+    /// Does nothing more until an operation has ended: only that makes room for another.
     pub(super) fn submit_waiting(&mut self, volumes: &mut ShardVolumes, lists: &mut Lists) {
+        if self.is_stuck {
+            return;
+        }
         let all = volumes.indexes().count();
         let (mut idle, mut refused) = (0, None);
         while self.waiting > 0 && idle < all {
@@ -133,6 +142,7 @@ impl<S: Store> StoreQueue<S> {
             // Others had a place since a volume was refused: the next call begins behind them.
             (idle, refused) = (0, None);
         }
+        self.is_stuck = self.waiting > 0;
         if let Some(first) = refused {
             self.next_volume = first;
         }
@@ -142,7 +152,9 @@ impl<S: Store> StoreQueue<S> {
     #[inline]
     pub(super) fn reap(&mut self) -> bool {
         self.store.reap(&mut self.done);
-        !self.done.is_empty()
+        let has_ended = !self.done.is_empty();
+        self.is_stuck &= !has_ended;
+        has_ended
     }
 
     /// The next completed operation.

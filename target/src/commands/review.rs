@@ -67,7 +67,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
         if let Some(served) = served_image(volume, running) {
             return (volume.name.clone(), Ok(served));
         }
-        let opened = open_volume(index, volume, &name, LockWait::No);
+        let opened = open_volume(index, volume, (&name, None), LockWait::No);
         let reviewed = match opened {
             Ok(opened) => Ok(Reviewed {
                 blocks: opened.volume.blocks.0,

@@ -5,6 +5,8 @@ use std::time::Instant;
 use rblk_operate::target::events::EventsReport;
 use rblk_operate::target::refusal::Refusal;
 
+use tokio::sync::oneshot;
+
 use super::core::Core;
 use super::observe::past::PastReport;
 use super::observe::place_watch::Asker;
@@ -73,6 +75,8 @@ impl Control {
                 let parts = (&self.running, &self.persister);
                 self.volumes.change((*change, files, alone), &mut self.core, parts, reply);
             }
+            ToControl::HandOver(name, reply) => self.hand_over(&name, reply),
+            ToControl::VolumesOfFiles(volumes, reply) => self.configure_others(volumes, reply),
             ToControl::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(close_to_others(&name, which, close, &mut self.core));
             }
@@ -82,6 +86,23 @@ impl Control {
             }
             ToControl::Kick(whom, reply) => {
                 let _ = reply.send(kick(&whom, &mut self.core));
+            }
+        }
+    }
+
+    /// Hands a volume over, and answers when that is done.
+    fn hand_over(&mut self, name: &str, reply: oneshot::Sender<Result<(), String>>) {
+        let volume = self.core.volume_named(name).map(|volume| (volume.index, volume.name));
+        let image = volume.and_then(|(index, _)| self.volumes.backing(index)?.image());
+        // An error means that the client is gone.
+        match (volume, image.is_some() && self.claims.is_member()) {
+            (None, _) => drop(reply.send(Err(format!("there is no volume {name} here")))),
+            (Some(_), false) => drop(reply.send(Err(format!(
+                "{name} is served by this target alone: a group has a `member` name for each target, and images of a Ceph \
+                 cluster"
+            )))),
+            (Some((_, name)), true) => {
+                self.claims.order(name, reply, Instant::now());
             }
         }
     }

@@ -13,10 +13,12 @@
 //! | [`Volumes`] | stores of volumes, and the work of the change that is carried out |
 //! | [`RunningConfig`] | the configuration now |
 //! | [`Persister`] | the records for the next run |
+//! | [`Claims`] | the images of a group that are taken and handed over |
 //! | [`EventLog`], [`PlaceWatch`], [`VolumeRates`], [`Sampling`], [`Traces`] | what people see |
 //! | [`Ends`], [`Upgrades`] | the end of the run, and the program that follows |
 
 mod answering;
+mod claims;
 pub mod connect;
 pub mod core;
 pub(crate) mod ends;
@@ -29,12 +31,12 @@ pub mod requests;
 mod running_config;
 pub(crate) mod volumes;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::{Encrypt, HostConfig, TargetConfig};
+use rblk_config::{Encrypt, HostConfig, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_operate::Watchdog;
@@ -55,6 +57,7 @@ use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup, VolumeStep
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
+use crate::store::rbd::image_claim::AskAnswer;
 use crate::store::{OpenStore, StoreIdentity};
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
@@ -62,6 +65,7 @@ use crate::volume::ids::{SessionIndex, VolumeIndex};
 use self::core::{
     AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Ticket, VolumeChange,
 };
+use claims::{ClaimNews, Claims, EndedChange, LONG_CHANGE, answer_to};
 use connect::admission::House;
 use connect::devices::Devices;
 use connect::file_room::FileRoom;
@@ -82,6 +86,12 @@ use running_config::RunningConfig;
 use volumes::change_files::ChangeFiles;
 use volumes::lost_images::LostImage;
 use volumes::{ChangeOutcome, VolumeNews, Volumes};
+
+/// Why a volume of the group is not served any more.
+const HANDED_OVER: &str = "another member of this target serves it: it was handed over";
+
+const NOT_HAD: &str =
+    "it could not be opened at the reload: another member of this target may serve it";
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -150,6 +160,12 @@ pub(crate) enum ToControl {
         /// Takes the outcome.
         reply: oneshot::Sender<ChangeOutcome>,
     },
+    /// Hand a volume over to another member of the group. The reply comes when nothing of it is
+    /// left here.
+    HandOver(String, oneshot::Sender<Result<(), String>>),
+    /// The volumes of the configuration as it was read again, after all changes. The reply comes
+    /// when those of the group are known.
+    VolumesOfFiles(Vec<VolumeConfig>, oneshot::Sender<()>),
     /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
         /// Its name.
@@ -194,6 +210,7 @@ pub(crate) struct Control {
     groups: Groups,
     reception: Reception,
     volumes: Volumes,
+    claims: Claims,
     running: RunningConfig,
     persister: Persister,
     events: EventLog,
@@ -234,6 +251,8 @@ pub(crate) struct ControlParts {
     pub outages: Outages,
     /// Volumes of the configuration that are not served.
     pub away: Vec<AwayVolume>,
+    /// Volumes of the configuration that are not served, as they are configured.
+    pub others: Vec<VolumeConfig>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
     /// How long stopping poll groups go on with the write of dirty blocks.
@@ -288,6 +307,7 @@ impl Control {
             groups: Groups::new(parts.groups),
             reception: Reception::new(house, ack_timeout, devices, files),
             volumes: Volumes::new(count, parts.backings, notes, parts.places),
+            claims: Claims::new(name, &running, parts.others),
             persister,
             events: EventLog::default(),
             watch: PlaceWatch::new(probe, Some("/".into())),
@@ -355,6 +375,7 @@ impl Control {
                 Some(news) = self.reception.next() => {
                     self.reception.on_news(news, &mut self.core, &mut self.groups);
                 }
+                Some(news) = self.claims.next() => self.on_claim(news),
                 Some(news) = self.volumes.next() => match news {
                     VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
                     VolumeNews::Lost(lost) => self.on_image_lost(lost),
@@ -404,6 +425,12 @@ impl Control {
     /// Begins to serve.
     fn ready(&mut self, now: Instant) {
         self.core.ready(now);
+        for name in self.claims.others() {
+            self.core.leave_to_others(name, None);
+        }
+        for (volume, store) in self.volumes.backings() {
+            self.claims.listen_to(*volume, store);
+        }
         self.upgrades.ready(now + self.core.sessions().lease());
         self.upgrades.tell(&mut self.events);
         self.watch.look_at_stores(self.volumes.backings());
@@ -428,12 +455,16 @@ impl Control {
             || self.groups.owes_mail()
             || self.core.lines().owes()
             || self.volumes.has_lost()
+            || self.claims.owes()
     }
 
     fn on_tick(&mut self, now: Instant) {
         self.core.tick(now);
         self.persister.note_losses_again();
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
+        self.change_for_group();
+        let busy = self.volumes.long_change(LONG_CHANGE);
+        self.claims.end_late_orders(now, busy.as_deref());
         // The number of lines that were left out.
         while let Some(left_out) = self.core.lines().take_left_out(now) {
             left_out.log();
@@ -482,8 +513,13 @@ impl Control {
 
     /// Carries out the decisions of core.
     fn carry_out(&mut self) {
-        while let Some(effect) = self.core.next_effect() {
-            self.carry_out_one(effect);
+        loop {
+            while let Some(effect) = self.core.next_effect() {
+                self.carry_out_one(effect);
+            }
+            if !self.change_for_group() {
+                break;
+            }
         }
         while let Some(what) = self.core.next_occurrence() {
             self.events.happened(what);
@@ -491,7 +527,8 @@ impl Control {
     }
 
     fn carry_out_one(&mut self, effect: Effect) {
-        let Self { core, groups, reception, volumes, running, persister, events, .. } = self;
+        let Self { core, groups, reception, volumes, running, persister, events, claims, .. } =
+            self;
         match effect {
             Effect::Reply { to, tag, status, value, payload } => {
                 let connection = to.connection;
@@ -526,6 +563,7 @@ impl Control {
                     core.persisted(ticket, result);
                 }
             }
+            Effect::Claim { name, wish } => claims.begin(name, wish),
             Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
             Effect::Step(step) => {
                 if step == VolumeStep::Abandon {
@@ -536,7 +574,12 @@ impl Control {
             Effect::GiveUpStep => volumes.give_up_step(),
             Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
             Effect::Altered(result) => {
-                volumes.changed(result, core, groups, (running, persister));
+                let begun = volumes.changed(result, core, groups, (running, persister));
+                if let Some((name, volume)) = begun
+                    && let Some(store) = volumes.backing(volume)
+                {
+                    claims.begins(name, volume, store);
+                }
                 // Before any other change.
                 volumes.end_lost(core, (running, persister));
             }
@@ -614,9 +657,11 @@ impl Control {
 
     /// Another client has the image of a volume: its hosts get nothing more from here.
     fn on_image_lost(&mut self, (volume, why): LostImage) {
+        // Also of a volume that was removed by force: ops of it are held until this is known.
+        self.volumes.lose(volume, &mut self.groups);
         let Some(name) = name_of(volume, &self.core) else { return };
         self.core.lose(volume);
-        self.volumes.lose(volume, &mut self.groups);
+        self.leave_to_others(&name);
         let text = format!("its image is lost: {why}");
         let what = Occurrence::new(EventKind::StoreFault, text.clone());
         self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
@@ -624,6 +669,124 @@ impl Control {
         self.description.away.retain(|away| away.name != name);
         self.description.away.push(AwayVolume { name, why });
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
+    }
+
+    /// Another member of the group may serve a volume that this one served.
+    fn leave_to_others(&mut self, name: &str) {
+        let config = self.running.volume(name).cloned();
+        if let (Ok(config), Ok(name), true) = (config, Name::new(name), self.claims.is_member()) {
+            self.claims.leaves(name, config);
+            self.claims.loses(name, Instant::now());
+            self.core.leave_to_others(name, None);
+        }
+    }
+
+    /// The volumes of the configuration were read again. Those of the group that this member does
+    /// not serve can be claimed, and no others.
+    fn configure_others(&mut self, volumes: Vec<VolumeConfig>, known: oneshot::Sender<()>) {
+        // An error means that the client is gone.
+        let _ = known.send(());
+        if !self.claims.is_member() {
+            return;
+        }
+        let is_other = |volume: &VolumeConfig| {
+            volume.image.is_some() && self.core.volume_named(&volume.name).is_none()
+        };
+        let others = volumes.into_iter().filter(is_other);
+        let others: BTreeMap<Name, VolumeConfig> =
+            others.filter_map(|volume| Some((Name::new(&volume.name).ok()?, volume))).collect();
+        let names: BTreeSet<Name> = others.keys().copied().collect();
+        self.core.configure_others(&names);
+        let before = self.claims.configure(others);
+        let is_gone = |name: &str| before.iter().any(|gone| gone.as_str() == name);
+        self.description.away.retain(|away| {
+            !is_gone(&away.name) || names.iter().any(|name| name.as_str() == away.name)
+        });
+        for name in names.difference(&before) {
+            self.is_away(name, NOT_HAD.to_owned());
+        }
+    }
+
+    fn on_claim(&mut self, news: ClaimNews) {
+        match news {
+            ClaimNews::Ended(name, Ok(opened)) => {
+                if !self.claims.serve_soon(name, opened) {
+                    let why = "the volume is not configured any more".to_owned();
+                    self.claim_ended(name, Err(why));
+                }
+            }
+            ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
+            ClaimNews::Asked(volume, ticket, ask) => {
+                let name = name_of(volume, &self.core);
+                let named = name.as_deref().and_then(|name| Name::new(name).ok());
+                let is_yielding = named.is_some_and(|name| self.claims.is_yielding(name));
+                let busy = self.volumes.long_change(LONG_CHANGE).filter(|_| !is_yielding);
+                let (answer, why) = answer_to(&ask, volume, &self.core, busy);
+                tracing::info!(
+                    volume = name,
+                    asks = ask.member,
+                    ?answer,
+                    why,
+                    "another member asks for a volume"
+                );
+                if let Some(image) = self.volumes.backing(volume).and_then(OpenStore::image) {
+                    image.answer(ticket, answer, why);
+                }
+                match (answer, named) {
+                    (AskAnswer::HandsOver, Some(name)) => self.claims.yield_soon(name),
+                    (AskAnswer::Stays, Some(name)) => self.claims.refuses(name),
+                    (_, None) => {}
+                }
+            }
+        }
+    }
+
+    /// Begins the next change for the group, if no other one is under way, and tells the end of the
+    /// last one. Returns whether core may have orders therefore.
+    fn change_for_group(&mut self) -> bool {
+        if let Some(ended) = self.claims.ended_change() {
+            match ended {
+                EndedChange::Served(name, result) => self.claim_ended(name, result),
+                EndedChange::Yielded(name, Ok(())) => {
+                    tracing::info!(volume = %name, "a volume is handed over to another member");
+                    self.is_away(&name, HANDED_OVER.to_owned());
+                }
+                EndedChange::Yielded(name, Err(why)) => {
+                    tracing::error!(volume = %name, why, "a volume is not handed over");
+                }
+            }
+            return true;
+        }
+        if self.volumes.is_changing() {
+            return false;
+        }
+        let Some((change, files, reply)) = self.claims.next_change() else { return false };
+        if let VolumeChange::Yield { name } = &change
+            && let (Ok(config), Ok(name)) = (self.running.volume(name), Name::new(name))
+        {
+            self.claims.leaves(name, config.clone());
+        }
+        let parts = (&self.running, &self.persister);
+        self.volumes.change((change, files, false), &mut self.core, parts, reply);
+        true
+    }
+
+    fn claim_ended(&mut self, name: Name, result: Result<(), String>) {
+        match &result {
+            Ok(()) => {
+                self.description.away.retain(|away| away.name != name.as_str());
+            }
+            Err(why) => {
+                tracing::info!(volume = %name, why, "cannot claim a volume");
+                self.is_away(&name, why.clone());
+            }
+        }
+        self.core.claim_ended(name, &result);
+    }
+
+    fn is_away(&mut self, name: &Name, why: String) {
+        self.description.away.retain(|away| away.name != name.as_str());
+        self.description.away.push(AwayVolume { name: name.to_string(), why });
     }
 
     /// The outcome of a write to the records for the next run.

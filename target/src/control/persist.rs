@@ -15,7 +15,8 @@ use super::core::Ticket;
 use crate::record::holders::{HolderRecord, Holders, ServedFrom, VolumeUuid};
 use crate::record::losses::LossNotes;
 use crate::record::{
-    AtRisk, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume, StateDirectory,
+    AtRisk, GroupKeepers, Keeping, RecordOutcome, RecordWriter, Records, ServedVolume,
+    SharedPlaces, StateDirectory,
 };
 use crate::store::{Backing, OpenStore, StoreIdentity};
 use crate::volume::{Placement, Volume};
@@ -29,6 +30,8 @@ pub(super) struct Persister {
     loaded: Option<(Records, Vec<ServedVolume>)>,
     news: mpsc::UnboundedReceiver<RecordOutcome>,
     losses: LossNotes,
+    // The records of volumes that a group of targets has in turn.
+    shared: SharedPlaces,
 }
 
 impl Persister {
@@ -43,7 +46,10 @@ impl Persister {
             .context("the thread that writes records")?;
         let directory = std::mem::replace(&mut parts.state, StateDirectory::nothing());
         let keeping = directory.keeping();
-        let mut records = Records::on_this_machine(Box::new(directory))?;
+        let shared = SharedPlaces::default();
+        parts.backings.values().for_each(|store| share(&shared, store));
+        let keepers = GroupKeepers::new(directory, shared.clone());
+        let mut records = Records::on_this_machine(Box::new(keepers))?;
         let served = |volume: &Arc<Volume>| {
             let store = parts.backings.get(&volume.index);
             let attachment = store.and_then(OpenStore::attachment);
@@ -63,7 +69,7 @@ impl Persister {
                 );
             }
         }
-        let mut holders = holders_of(&records, keeping);
+        let mut holders = holders_of(&records, keeping, &shared);
         compare_stores(&mut holders, &mut records, parts);
         let has_store = parts.volumes.iter().any(|v| matches!(v.placement, Placement::Store));
         if !keeping.is_kept && has_store {
@@ -73,7 +79,18 @@ impl Persister {
             );
         }
         let losses = LossNotes::default();
-        Ok((Self { keeping, writer, loaded: Some((records, served)), news, losses }, holders))
+        let loaded = Some((records, served));
+        Ok((Self { keeping, writer, loaded, news, losses, shared }, holders))
+    }
+
+    /// A volume is about to be served from this store, which may have a place for its record.
+    pub(super) fn share(&self, store: &OpenStore) {
+        share(&self.shared, store);
+    }
+
+    /// Whether the members of a group have the record of a volume in turn.
+    pub(super) fn is_shared(&self, volume: &VolumeUuid) -> bool {
+        self.shared.has(volume)
     }
 
     /// Makes durable that hosts may write now. Call it when nothing of the start can fail any more,
@@ -209,8 +226,16 @@ impl Persister {
     }
 }
 
+fn share(places: &SharedPlaces, store: &OpenStore) {
+    if let Some(image) = store.image()
+        && let Some(record) = image.record()
+    {
+        places.put(image.uuid(), Arc::new(record.clone()));
+    }
+}
+
 /// The holders that earlier runs left.
-fn holders_of(records: &Records, keeping: Keeping) -> Holders {
+fn holders_of(records: &Records, keeping: Keeping, shared: &SharedPlaces) -> Holders {
     let mut holders = match keeping {
         Keeping { is_forgetful: true, .. } => Holders::forgetful(base_of_now()),
         // A record may have been moved away.
@@ -218,13 +243,18 @@ fn holders_of(records: &Records, keeping: Keeping) -> Holders {
         Keeping { .. } => Holders::durable([]),
     };
     for record in records.iter() {
-        holders.adopt(record.volume(), record.holder().cloned(), record.store().cloned());
+        let (volume, holder, store) =
+            (record.volume(), record.holder().cloned(), record.store().cloned());
+        match shared.has(&volume) {
+            true => holders.adopt_shared(volume, (holder, store), base_of_now()),
+            false => holders.adopt(volume, holder, store),
+        }
     }
     holders
 }
 
 /// Above all generations given before now, unless a million holders came every second.
-fn base_of_now() -> Generation {
+pub(super) fn base_of_now() -> Generation {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Generation(u64::try_from(since.as_micros()).unwrap_or(0))
 }

@@ -66,6 +66,7 @@ fn control_of(
         listening: Vec::new(),
         outages: Outages::default(),
         away: Vec::new(),
+        others: Vec::new(),
         drain_timeout: Duration::from_secs(1),
         stop_timeout: Duration::from_secs(30),
         auth: None,
@@ -426,4 +427,24 @@ async fn data_given_up_at_the_end_is_an_event_and_the_end_is_not_clean() {
     let volume = Some(given_up[0].volume.as_str());
     assert_eq!(told, [(EventKind::StoreError, volume), (EventKind::LostWrites, volume)]);
     assert!(events[1].text.contains("4MiB (No space left on device (os error 28))"), "{events:?}");
+}
+
+#[test]
+fn the_loss_of_an_image_is_told_although_its_volume_was_removed_by_force() {
+    let mut control = control_of(StateDirectory::nothing(), ended_groups(), Vec::new()).unwrap();
+    let gone = VolumeIndex(7);
+    assert!(control.core.volume(gone).is_none());
+    control.on_image_lost((gone, "the cluster has fenced this target".to_owned()));
+    let told = |control: &Control, is: fn(&ToGroup) -> bool| -> Vec<bool> {
+        (0..2).map(|group| control.groups.kept(group).any(is)).collect()
+    };
+    let is_lost = |mail: &ToGroup| matches!(mail, ToGroup::Lost(VolumeIndex(7)));
+    assert_eq!(told(&control, is_lost), [true; 2]);
+    for group in [0, 1] {
+        control.on_group(FromGroup::KnowsLoss { group, volume: gone });
+    }
+    let may_end = |mail: &ToGroup| matches!(mail, ToGroup::LetGo(VolumeIndex(7)));
+    assert_eq!(told(&control, may_end), [true; 2], "or its ops are held for ever");
+    control.on_tick(Instant::now());
+    assert!(!control.volumes.has_lost(), "no change is needed to end it");
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
+use rblk_config::{Auth, Encrypt, Spin, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{
     Address, Device, FabricError, ListenOptions, Listener, PageKind, Region, Scheme,
@@ -172,6 +172,8 @@ async fn run(
         return Ok(None);
     }
     let (opened, away, state) = open_what_is_served(config, &name, before)?;
+    let is_away = |volume: &&VolumeConfig| away.iter().any(|away| away.name == volume.name);
+    let others = config.volumes.iter().filter(is_away).cloned().collect();
     let config = &without(config, &away);
     let locals = opened.iter().filter_map(|opened| opened.backing.as_ref()?.local().cloned());
     let stores: Vec<_> = locals.collect();
@@ -183,6 +185,7 @@ async fn run(
         listening: listening.clone(),
         outages: outages.clone(),
         away,
+        others,
         demand: &demand,
         took_over: before.map(|before| before.note().clone()),
     };
@@ -308,6 +311,7 @@ struct RunPlan<'c> {
     listening: Vec<String>,
     outages: Outages,
     away: Vec<AwayVolume>,
+    others: Vec<VolumeConfig>,
     demand: &'c Demand,
     took_over: Option<HandOver>,
 }
@@ -320,7 +324,7 @@ impl RunPlan<'_> {
         opened: Vec<OpenedVolume>,
         devices: Vec<Device>,
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
-        let Self { config, name, auth, listening, outages, away, demand, took_over } = self;
+        let Self { config, name, auth, listening, outages, away, others, demand, took_over } = self;
         let arena = demand.allocate(&HostMemory::read())?;
         let (to_control, from_groups) = mpsc::unbounded_channel();
         let share = usize::try_from(demand.share())?;
@@ -331,6 +335,7 @@ impl RunPlan<'_> {
             listening,
             outages,
             away,
+            others,
             auth,
             took_over,
             ..parts(config, name, state, handles, arena, opened)?
@@ -655,6 +660,7 @@ fn parts(
         listening: Vec::new(),
         outages: Outages::default(),
         away: Vec::new(),
+        others: Vec::new(),
         drain_timeout: config.drain_timeout.into(),
         stop_timeout: config.stop_timeout.into(),
         auth: None,

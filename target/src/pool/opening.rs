@@ -19,6 +19,8 @@ use sha2::{Digest, Sha256};
 
 use crate::pool::image;
 use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
+use crate::store::rbd::group_member::{GroupMember, MoreWishes};
+use crate::store::rbd::image_claim::Wish;
 use crate::store::rbd::{self, ClusterPlace, ImageError, ImageOptions};
 use crate::store::{Image, Losses, OpenStore, StoreError, StoreErrorKind};
 use crate::volume::ids::VolumeIndex;
@@ -96,7 +98,7 @@ pub(crate) fn open_volumes(
         .iter()
         .enumerate()
         .map(|(index, volume)| {
-            open_volume(index, volume, target, LockWait::ForLocks)
+            open_volume(index, volume, (target, None), LockWait::ForLocks)
                 .with_context(|| format!("volume `{}`", volume.name))
         })
         .collect()
@@ -119,14 +121,16 @@ pub(crate) fn open_right_ones(
     let (mut opened, mut away) = (Vec::new(), Vec::new());
     let took_over = left.is_some();
     let mut left = left.unwrap_or_default();
-    let openings: Vec<_> = config.volumes.iter().map(begin_image).collect();
+    let member = member_of(config);
+    let openings: Vec<_> =
+        config.volumes.iter().map(|volume| begin_image(volume, member.as_ref())).collect();
     for (volume, opening) in config.volumes.iter().zip(openings) {
         let source = match (left.remove(&volume.name), opening) {
             (Some(left), _) => StoreSource::Left(left),
             (None, Some(opening)) => StoreSource::Opening(opening),
             (None, None) => StoreSource::Path(LockWait::ForLocks),
         };
-        match open_from(opened.len(), volume, target, source) {
+        match open_from(opened.len(), volume, (target, member.as_ref()), source) {
             Ok(one) => match served_already(&opened, &one) {
                 None => opened.push(one),
                 Some(error) => away.push((volume, error)),
@@ -141,7 +145,9 @@ pub(crate) fn open_right_ones(
             Err(error) => return Err(error.context(format!("volume `{}`", volume.name))),
         }
     }
+    // A member of a group may serve no volume, and take those of others later.
     if opened.is_empty()
+        && member.is_none()
         && let Some((volume, error)) = away.pop()
     {
         return Err(error.context(format!("volume `{}`", volume.name)));
@@ -160,20 +166,31 @@ pub(crate) fn open_right_ones(
 
 /// Begins to open the image of a volume, if it is on one. Another fault of its configuration is
 /// found when the volume is opened.
-fn begin_image(volume: &VolumeConfig) -> Option<Result<rbd::Opening, ImageError>> {
+fn begin_image(
+    volume: &VolumeConfig,
+    member: Option<&GroupMember>,
+) -> Option<Result<rbd::Opening, ImageError>> {
     let Ok(BackingConfig::Rbd { image, cluster, .. }) = volume.backing() else { return None };
     let place = ClusterPlace::from(&cluster);
-    Some(rbd::begin_open(image_options(image, place, volume.block_size, LockWait::ForLocks)))
+    let of = (volume.block_size, member);
+    Some(rbd::begin_open(image_options(image, place, of, LockWait::ForLocks)))
 }
 
 fn image_options(
     name: ImageName,
     cluster: ClusterPlace,
-    block_size: u32,
+    (block_size, member): (u32, Option<&GroupMember>),
     wait: LockWait,
 ) -> ImageOptions {
     let lock_wait = if wait == LockWait::No { Duration::ZERO } else { LOCK_WAIT };
-    ImageOptions { name, cluster, block_size, lock_wait }
+    ImageOptions { name, cluster, block_size, lock_wait, group: member.cloned() }
+}
+
+/// A target in a group, as it claims images that nobody serves.
+pub(crate) fn member_of(config: &TargetConfig) -> Option<GroupMember> {
+    let (name, addresses) = (config.member.clone()?, config.listen.clone());
+    let more = MoreWishes::default();
+    Some(GroupMember { name, addresses, wish: Wish::Idle, may_break: true, more })
 }
 
 /// Why a volume cannot be served beside those: no lock keeps a second one from a snapshot of an
@@ -194,14 +211,15 @@ fn is_locked(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| error.kind() == StoreErrorKind::Locked)
 }
 
-/// Opens one volume beside those that are served. `target` is the name of the target.
+/// Opens one volume beside those that are served, at the target of that name, or of that member of
+/// a group.
 ///
 /// # Errors
 /// The volume cannot be opened, with name and cause.
 pub(crate) fn open_one(
     index: usize,
     config: &VolumeConfig,
-    target: &Name,
+    target: (&Name, Option<&GroupMember>),
 ) -> anyhow::Result<OpenedVolume> {
     open_volume(index, config, target, LockWait::No)
         .with_context(|| format!("volume `{}`", config.name))
@@ -259,7 +277,7 @@ impl StoreSource {
 pub(crate) fn open_volume(
     index: usize,
     config: &VolumeConfig,
-    target: &Name,
+    target: (&Name, Option<&GroupMember>),
     wait: LockWait,
 ) -> anyhow::Result<OpenedVolume> {
     open_from(index, config, target, StoreSource::Path(wait))
@@ -268,7 +286,7 @@ pub(crate) fn open_volume(
 fn open_from(
     index: usize,
     config: &VolumeConfig,
-    target: &Name,
+    (target, member): (&Name, Option<&GroupMember>),
     source: StoreSource,
 ) -> anyhow::Result<OpenedVolume> {
     let mut volume = empty(index, config, target)?;
@@ -303,7 +321,7 @@ fn open_from(
         BackingConfig::Rbd { image, cluster, size, cache, read_ahead } => {
             let begin = |wait| {
                 let place = ClusterPlace::from(&cluster);
-                rbd::begin_open(image_options(image, place, config.block_size, wait))
+                rbd::begin_open(image_options(image, place, (config.block_size, member), wait))
             };
             let opening = match source {
                 StoreSource::Opening(opening) => opening,
@@ -316,6 +334,7 @@ fn open_from(
             store_keys(&mut volume, config, (cache, read_ahead))?;
             volume.discard = !opened.read_only();
             volume.discard_granularity_bytes = IMAGE_GRANULE;
+            volume.is_durable_at_once = true;
             volume.read_only |= opened.read_only();
             let path = Some(opened.name());
             notes = VolumeNotes { path, direct: None, snapshot_of: config.snapshot_of.clone() };
@@ -385,6 +404,7 @@ fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<V
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: block_size.bytes(),
+        is_durable_at_once: false,
         limits: Limiter::renewed(None, config.limits),
     })
 }

@@ -61,6 +61,10 @@ pub struct Holders {
     records: BTreeMap<VolumeUuid, HolderRecord>,
     // The generations of volumes without a record begin above this.
     base: Generation,
+    // The same of volumes of a group that had no holder there.
+    bases: BTreeMap<VolumeUuid, Generation>,
+    // Volumes that a group of targets has in turn.
+    shared: BTreeSet<VolumeUuid>,
     forgetful: bool,
     // The last store of each volume.
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
@@ -93,6 +97,8 @@ impl Holders {
         Self {
             records: BTreeMap::new(),
             base,
+            bases: BTreeMap::new(),
+            shared: BTreeSet::new(),
             forgetful,
             stores: BTreeMap::new(),
             replaced: BTreeSet::new(),
@@ -138,6 +144,48 @@ impl Holders {
         if let (None, Some(store)) = (self.stores.get(&volume), store) {
             self.stores.insert(volume, store);
         }
+    }
+
+    /// Takes over the records of one volume that other targets may have written since this run
+    /// served it. They count, and not those of this run. But a generation that a host has seen
+    /// never falls: if the records know less than this run, no host that held the volume may
+    /// resume. If no host is known at all, a target in no group may have given generations:
+    /// those of the volume begin above `base`, as for [`Self::with_base`], and nobody is believed.
+    pub(crate) fn adopt_shared(
+        &mut self,
+        volume: VolumeUuid,
+        (holder, store): (Option<HolderRecord>, Option<StoreIdentity>),
+        base: Generation,
+    ) {
+        let known = self.records.remove(&volume);
+        self.forget(&volume);
+        self.shared.insert(volume);
+        self.stores.extend(store.map(|store| (volume, store)));
+        let seen = known.as_ref().map_or(Generation::FRESH, |known| known.generation);
+        match (holder, known) {
+            (Some(holder), _) if holder.generation >= seen => self.put(holder),
+            (_, Some(known)) => {
+                self.put(known);
+                self.replace(volume);
+            }
+            (Some(_), None) | (None, None) => {
+                self.bases.insert(volume, base);
+            }
+        }
+    }
+
+    /// Whether other members of a group may have the volume later.
+    pub(crate) fn is_shared(&self, volume: &VolumeUuid) -> bool {
+        self.shared.contains(volume)
+    }
+
+    /// Forgets a volume: its records are at another target now.
+    pub(crate) fn forget(&mut self, volume: &VolumeUuid) {
+        self.shared.remove(volume);
+        self.records.remove(volume);
+        self.stores.remove(volume);
+        self.replaced.remove(volume);
+        self.bases.remove(volume);
     }
 
     /// Serves a volume from that store, which may have no identity. If it is another store than
@@ -232,11 +280,12 @@ impl Holders {
     ) -> bool {
         match self.record(volume) {
             Some(record) => {
-                record.generation == generation
-                    && record.mode == claimant.mode
-                    && (record.mode == AccessMode::Shared || record.host == claimant.host)
+                record.mode == claimant.mode && record.may_be(claimant.host, generation)
             }
-            None => self.forgetful && !generation.is_fresh() && generation.0 < ADOPTED_MAX,
+            None => {
+                let believes = self.forgetful && !self.bases.contains_key(volume);
+                believes && !generation.is_fresh() && generation.0 < ADOPTED_MAX
+            }
         }
     }
 
@@ -270,9 +319,10 @@ impl Holders {
         if self.record(volume).is_some_and(|record| record.is_shared_with(claimant)) {
             return Ok(None);
         }
+        let base = self.bases.get(volume).copied().unwrap_or(self.base);
         let last = match self.record(volume).filter(|_| !self.forgetful) {
             Some(record) => record.generation,
-            None => self.generation(volume).max(self.base),
+            None => self.generation(volume).max(base),
         };
         let generation = last.next().ok_or(NoGeneration)?;
         Ok(Some(record_of(*volume, claimant, generation)))
@@ -325,6 +375,13 @@ impl Holders {
 }
 
 impl HolderRecord {
+    /// Whether a host that comes back with this generation is the holder, or may be one of several:
+    /// the record names the first of them.
+    pub(crate) fn may_be(&self, host: HostId, generation: Generation) -> bool {
+        let is_host = self.mode == AccessMode::Shared || self.host == host;
+        is_host && self.generation == generation
+    }
+
     fn is_shared_with(&self, claimant: &Claimant) -> bool {
         (self.mode, claimant.mode) == (AccessMode::Shared, AccessMode::Shared)
     }
@@ -342,6 +399,8 @@ pub(crate) struct NoGeneration;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const V: VolumeUuid = [7; 16];
@@ -440,6 +499,78 @@ mod tests {
         }
         // The volume had no holder.
         assert_eq!(Holders::durable([]).serve_anew(V, None), ServedFrom::AsBefore);
+    }
+
+    proptest! {
+        /// A volume goes round among members, each with one run: they decide as one target does.
+        #[test]
+        fn members_that_have_a_volume_in_turn_decide_as_one_target(
+            steps in prop::collection::vec((0..6_u8, 0..3_usize, 1..4_u8, any::<bool>()), 1..60),
+            forgets in any::<bool>(),
+        ) {
+            let mut truth = Holders::durable([]);
+            let mut members = [(); 3].map(|()| Holders::durable([]));
+            // The record beside the image: as the owner wrote it last.
+            let (mut object, mut owner): (Option<HolderRecord>, usize) = (None, 0);
+            let mut given = BTreeSet::from([Generation::FRESH]);
+            for (what, to, host, is_shared) in steps {
+                let mode = if is_shared { AccessMode::Shared } else { AccessMode::Exclusive };
+                let opener = claimant(host, mode);
+                let at = &mut members[owner];
+                match what {
+                    0 | 1 => {
+                        if forgets {
+                            at.forget(&V);
+                        }
+                        owner = to;
+                        members[owner].adopt_shared(V, (object.clone(), None), Generation::FRESH);
+                    }
+                    2 => {
+                        prop_assert_eq!(at.leave(&V), truth.leave(&V));
+                    }
+                    _ => {
+                        prop_assert_eq!(at.begin(&V, &opener), truth.begin(&V, &opener));
+                    }
+                }
+                let at = &members[owner];
+                object = at.record(&V).cloned();
+                prop_assert_eq!(object.as_ref(), truth.record(&V));
+                given.insert(at.generation(&V));
+                prop_assert_eq!(Some(&at.generation(&V)), given.last(), "none falls");
+                for generation in &given {
+                    prop_assert_eq!(
+                        at.is_last(&V, &opener, *generation),
+                        truth.is_last(&V, &opener, *generation)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shared_record_that_knows_less_than_this_run_lets_nobody_resume() {
+        let (a, b) = (claimant(1, AccessMode::Exclusive), claimant(2, AccessMode::Exclusive));
+        let older = record_of(V, &b, Generation(3));
+        for kept in [None, Some(older)] {
+            let mut holders = Holders::durable([record_of(V, &a, Generation(5))]);
+            holders.adopt_shared(V, (kept, None), Generation(1000));
+            assert_eq!((holders.generation(&V), holders.is_replaced(&V)), (Generation(6), true));
+            for generation in 0..6 {
+                assert!(!holders.is_last(&V, &a, Generation(generation)));
+                assert!(!holders.is_last(&V, &b, Generation(generation)));
+            }
+        }
+    }
+
+    /// A target in no group had the volume before, and the state directory of a member is gone.
+    #[test]
+    fn the_first_member_of_a_group_believes_no_host_and_begins_above_all_generations() {
+        let a = claimant(1, AccessMode::Shared);
+        for mut holders in [Holders::durable([]), Holders::forgetful(Generation(50))] {
+            holders.adopt_shared(V, (None, None), Generation(1000));
+            assert!((0..2000).all(|generation| !holders.is_last(&V, &a, Generation(generation))));
+            assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(1001));
+        }
     }
 
     #[test]

@@ -113,6 +113,12 @@ pub trait Keepers: fmt::Debug + Send {
         None
     }
 
+    /// Whether other targets may have written the record since this run served the volume: it is
+    /// read again when the volume is served again.
+    fn is_shared(&self, _volume: &VolumeUuid) -> bool {
+        false
+    }
+
     /// Removes the files of the version before, once their content is in records.
     fn forget_former(&mut self) {}
 }

@@ -21,7 +21,8 @@
 //!
 //! Invariant: the record states the risk, durably, before a host may write. [`Records`] has the
 //! records of a run, [`Keeper`] is the place where one is kept, and [`StateDirectory`] has such
-//! places in files.
+//! places in files. The record of a volume that a group of targets serves is beside its image:
+//! [`SharedPlaces`].
 
 mod directory;
 pub(crate) mod durable;
@@ -32,6 +33,7 @@ pub mod holders;
 mod keeper;
 pub(crate) mod losses;
 mod records;
+mod shared_places;
 pub(crate) mod text;
 mod writer;
 
@@ -47,6 +49,8 @@ use crate::volume::{CacheMode, Volume};
 pub use directory::{Keeping, StateDirectory};
 pub use keeper::{KeepError, Keeper, KeeperContent, Keepers, Place, Revision};
 pub use records::{Fresh, Records, ServedVolume};
+pub(crate) use shared_places::{GroupKeepers, SharedPlaces};
+pub(crate) use text::{parse as parse_record, text_of as record_text};
 pub(crate) use writer::{RecordOutcome, RecordWriter};
 
 /// The place of acknowledged writes that are not in the store durably.
@@ -68,7 +72,10 @@ impl AtRisk {
         use crate::volume::Placement;
         match (&volume.placement, volume.cache) {
             (Placement::Store, CacheMode::WriteBack) => Some(Self::Process),
-            (Placement::Store, CacheMode::None | CacheMode::WriteThrough) => Some(Self::Machine),
+            (Placement::Store, CacheMode::None | CacheMode::WriteThrough) => {
+                let is_durable = volume.is_durable_at_once;
+                Some(if is_durable { Self::Nothing } else { Self::Machine })
+            }
             (Placement::Memory(_) | Placement::Null, _) => None,
         }
     }
@@ -355,6 +362,10 @@ mod tests {
         let memory =
             crate::volume::Placement::Memory(Region::allocate(4096, PageKind::Normal).unwrap());
         let store = crate::volume::Placement::Store;
+        let image = Volume { is_durable_at_once: true, placement: store.clone(), ..volume() };
+        let risk_of = |cache| AtRisk::by_writes_to(&Volume { cache, ..image.clone() });
+        assert_eq!(risk_of(CacheMode::WriteThrough), Some(AtRisk::Nothing));
+        assert_eq!(risk_of(CacheMode::WriteBack), Some(AtRisk::Process));
         for (placement, cache, risk) in [
             (store.clone(), CacheMode::WriteBack, Some(AtRisk::Process)),
             (store.clone(), CacheMode::WriteThrough, Some(AtRisk::Machine)),

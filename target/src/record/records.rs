@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
@@ -119,7 +120,8 @@ impl Records {
     /// The record cannot be read now, so its content is unknown.
     pub fn load(&mut self, served: &ServedVolume) -> anyhow::Result<Before> {
         let volume = served.volume;
-        let is_known = self.entries.contains_key(&volume);
+        let others_wrote = served.begins && self.keepers.is_shared(&volume);
+        let is_known = self.entries.contains_key(&volume) && !others_wrote;
         if !is_known {
             let entry = self.read(served)?;
             self.entries.insert(volume, entry);
@@ -364,10 +366,14 @@ impl Records {
                 true
             }
             Err(renaming) => {
+                let remedy = match self.keepers.is_shared(volume) {
+                    true => "look at `ceph -s`",
+                    false => "state_dir: make the directory writable",
+                };
                 tracing::error!(
-                    place, error, %renaming,
-                    "cannot note that acknowledged writes may be lost (state_dir): should this target die before it can, \
-                     initiators will take lost writes for durable; make the directory writable, the target tries again"
+                    place, error, %renaming, remedy,
+                    "cannot note that acknowledged writes may be lost: should this target die before it can, initiators \
+                     will take lost writes for durable; the target tries again"
                 );
                 false
             }
@@ -473,6 +479,8 @@ impl RecordEntry {
             Ok(KeeperContent::Garbage(error)) => {
                 Err(format!("{place} (state_dir) is damaged: {error}"))
             }
+            // Another member of the group serves the volume by now.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             Err(error) => Err(format!("cannot read {place} (state_dir): {error}")),
         }
     }

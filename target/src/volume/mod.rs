@@ -60,6 +60,8 @@ pub struct Volume {
     pub discard: bool,
     /// Granularity of useful discards in bytes; 0 when discards do nothing.
     pub discard_granularity_bytes: u32,
+    /// A write that the store has done is durable, whatever happens to this machine.
+    pub is_durable_at_once: bool,
     /// Limits of commands and bytes per second; `None`: no limits.
     pub limits: Option<Arc<Limiter>>,
 }
@@ -187,6 +189,7 @@ pub(crate) mod tests {
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,
+            is_durable_at_once: false,
             limits: None,
         }
     }

@@ -386,6 +386,7 @@ impl World {
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
                 Effect::Settle { ticket, .. } => self.settles.push(ticket),
+                Effect::Claim { .. } => unreachable!("no volume is of a group here"),
                 Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }
@@ -512,6 +513,7 @@ fn parts(holders: Holders) -> CoreParts {
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,
+            is_durable_at_once: false,
             limits: None,
         })
     };

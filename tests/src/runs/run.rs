@@ -98,6 +98,7 @@ pub(super) fn volume(number: usize, index: u16, config: Config) -> Arc<Volume> {
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: CELL,
+        is_durable_at_once: false,
         limits: None,
     })
 }

@@ -441,6 +441,7 @@ impl Site {
                         self.rig.mail_to(group, ToGroup::Settle { ticket, volume });
                     }
                 }
+                Effect::Claim { .. } => unreachable!("no volume is of a group here"),
                 Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }

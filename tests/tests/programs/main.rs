@@ -8,6 +8,7 @@ mod authentication;
 mod cache_status;
 mod capi;
 mod ceph;
+mod ceph_groups;
 mod checks;
 mod client_tasks;
 mod commands;

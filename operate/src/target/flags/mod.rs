@@ -25,8 +25,8 @@ pub use host_flags::{
 };
 pub use running_flags::{CONFIG, RunningArgs};
 pub use volume_flags::{
-    ChangeArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
-    VolumeSetArgs, VolumeSnapshotArgs,
+    ChangeArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeMoveArgs, VolumeRemoveArgs,
+    VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
 };
 
 /// The control socket of a target by default.

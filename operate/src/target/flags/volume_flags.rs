@@ -33,6 +33,11 @@ pub enum VolumeCommand {
     /// size. It holds every write that was acknowledged before one instant, and nothing later; new
     /// writes wait for that instant. The file system has to be XFS with reflink=1, or btrfs.
     Snapshot(VolumeSnapshotArgs),
+    /// Hand a volume over to another member of the group of targets, without a loss.
+    ///
+    /// Dirty data is written first. Its host goes to another member of its addresses, which takes
+    /// the volume, and goes on there. Without another member it comes back after a few seconds.
+    Move(VolumeMoveArgs),
     /// Show the volumes of the running target.
     List(RunningArgs),
 }
@@ -112,6 +117,16 @@ pub struct VolumeRemoveArgs {
     /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
+}
+
+/// A volume for another member of the group.
+#[derive(Debug, Args)]
+pub struct VolumeMoveArgs {
+    /// Name of the volume.
+    pub name: String,
+    /// The target.
+    #[command(flatten)]
+    pub running: RunningArgs,
 }
 
 /// Another size for a volume.

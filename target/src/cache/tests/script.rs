@@ -20,6 +20,8 @@ pub(super) struct Script {
     pub(super) most_of_one: usize,
     /// Number of ops accepted so far.
     pub(super) accepted: usize,
+    /// Number of ops refused so far.
+    pub(super) refused: usize,
 }
 
 impl Script {
@@ -32,6 +34,7 @@ impl Script {
             capacity: usize::MAX,
             most_of_one: usize::MAX,
             accepted: 0,
+            refused: 0,
         }
     }
 
@@ -89,6 +92,7 @@ impl Store for Script {
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
         let of_one = self.pending.iter().filter(|(other, _)| other.volume == op.volume).count();
         if self.pending.len() >= self.capacity || of_one >= self.most_of_one {
+            self.refused += 1;
             return Err(op);
         }
         let (offset, len) = op.kind.range();

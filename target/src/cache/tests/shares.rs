@@ -146,6 +146,22 @@ fn a_volume_that_the_store_refuses_keeps_no_other_from_it() {
     case.recovers(&stuck, &[], "refused");
 }
 
+/// A busy poll group makes a turn in less than a microsecond.
+#[test]
+fn a_turn_without_news_of_the_store_asks_it_for_no_place() {
+    let mut case = shard(256, &[CacheMode::None; 2]);
+    case.shard.store_mut().most_of_one = 1;
+    let stuck: Vec<_> = (0..4).map(|at| case.read_of(STUCK, at * 16 * BLOCK, 4096)).collect();
+    case.turn();
+    let refused = |case: &Case| case.shard.core.store.store().refused;
+    let before = refused(&case);
+    (0..100).for_each(|_| case.turn());
+    assert_eq!(refused(&case), before, "it is full, and nothing has ended");
+    case.finish(0);
+    assert!(refused(&case) > before, "a place is free");
+    case.recovers(&stuck, &[], "refused");
+}
+
 /// One place at the store becomes free at a time, and three volumes with many ops want it.
 #[test]
 fn a_volume_that_the_store_refuses_gives_no_other_an_advantage() {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_protocol::{Epoch, Status, Tag};
+use rblk_protocol::{Epoch, Name, Status, Tag};
 
 use crate::data::poll_group::{Notice, SettleTicket, VolumeStep};
 use crate::record::holders::HolderRecord;
+use crate::store::rbd::image_claim::Wish;
 use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 
@@ -79,6 +80,14 @@ pub enum Effect {
         ticket: Ticket,
         /// The new record.
         record: HolderRecord,
+    },
+    /// Claim the image of a volume of the group, and then call
+    /// [`claim_ended`](super::Core::claim_ended).
+    Claim {
+        /// The volume's name.
+        name: Name,
+        /// Why.
+        wish: Wish,
     },
     /// Make durable all writes of hosts to the volume so far, and then call
     /// [`settled`](super::Core::settled).

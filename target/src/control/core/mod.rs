@@ -49,13 +49,13 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_operate::target::events::Occurrence;
 use rblk_protocol::auth::PublicKey;
-use rblk_protocol::{Generation, InstanceId, Name, WriteVerifier};
+use rblk_protocol::{Generation, HostId, InstanceId, Name, WriteVerifier};
 
 use crate::control::peers::peer_lines::PeerLines;
 use crate::control::peers::session::{After, SessionTable};
@@ -172,6 +172,18 @@ impl Core {
         store: Option<StoreIdentity>,
     ) {
         self.holdings.book_mut().adopt(volume, holder, store);
+    }
+
+    /// As [`Self::adopt`], for a volume of a group: other members may have written the records
+    /// since this run served it. Generations of a volume that no host ever held there begin
+    /// above `base`.
+    pub fn adopt_shared(
+        &mut self,
+        volume: VolumeUuid,
+        known: (Option<HolderRecord>, Option<StoreIdentity>),
+        base: Generation,
+    ) {
+        self.holdings.book_mut().adopt_shared(volume, known, base);
     }
 
     /// The next action for the caller. After every other call, take all effects.
@@ -361,6 +373,30 @@ impl Core {
     /// more.
     pub fn lose(&mut self, volume: VolumeIndex) {
         self.holdings.lose(volume);
+    }
+
+    /// A volume of the group that this member does not serve: not yet, or no longer. Its hosts are
+    /// not told that it is gone. `given_away`: another member is about to claim it.
+    pub fn leave_to_others(&mut self, name: Name, given_away: Option<Instant>) {
+        self.holdings.leave_to_others(name, given_away);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now.
+    pub fn configure_others(&mut self, names: &BTreeSet<Name>) {
+        self.holdings.configure_others(names);
+    }
+
+    /// The claim of an [`Effect::Claim`] has ended: this member serves the volume now, or not, for
+    /// this reason.
+    pub fn claim_ended(&mut self, name: Name, result: &Result<(), String>) {
+        let Self { sessions, holdings, out, latest, .. } = self;
+        holdings.claim_ended(name, result, (sessions, out), *latest);
+    }
+
+    /// The hosts that have a volume open, and connections.
+    pub(crate) fn connected_hosts(&self, volume: VolumeIndex) -> impl Iterator<Item = HostId> {
+        let users = self.sessions.users_of(volume);
+        users.filter(|user| user.all_connections() > 0).map(|user| user.host)
     }
 
     /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.

@@ -200,6 +200,7 @@ async fn answer(requests: &mpsc::Sender<ToControl>, reread: &Arc<Reread>, ask: A
             let report = snapshot::take(requests, reread, &name, new_name, path).await;
             changed(report)
         }
+        Ask::MoveVolume { name } => orders::hand_over(requests, reread, name).await,
         Ask::Trace { .. } => Response::refused("a trace is a stream"),
     }
 }

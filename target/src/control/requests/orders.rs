@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use rblk_config::{ByteSize, Exit, VolumeConfig};
 use rblk_operate::said_once;
-use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
 use super::file_work::with_files;
@@ -37,7 +36,7 @@ pub(in crate::control) async fn add(
     if running(requests, &name).await.is_ok() {
         return Err(Refusal::served_already(&name));
     }
-    let opened = open(reread.target(), volume.clone()).await?;
+    let opened = open(reread, volume.clone()).await?;
     let contradiction = opened.contradiction.map(|found| found.to_string());
     let addition = (VolumeChange::Add(volume), ChangeFiles::of_new(opened));
     let report = change(requests, addition).await?;
@@ -53,6 +52,20 @@ pub(in crate::control) async fn remove(
 ) -> Result<VolumeReport, Refusal> {
     let _lock = reread.lock_changes().await;
     change_if_store_fit(requests, VolumeChange::Remove { name, which: None, force }).await
+}
+
+/// Hands a volume over to another member of the group.
+pub(in crate::control) async fn hand_over(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+) -> Response {
+    let _lock = reread.lock_changes().await;
+    match asked(requests, |reply| ToControl::HandOver(name, reply)).await {
+        None => stopping(),
+        Some(Ok(())) => Response::Done,
+        Some(Err(why)) => Response::refused(why),
+    }
 }
 
 /// Gives a volume another size; none: that of its file or device.
@@ -133,14 +146,15 @@ pub(in crate::control) async fn remove_when_unused(
 
 /// Opens the store of a volume.
 pub(in crate::control) async fn open(
-    target: Name,
+    reread: &Reread,
     config: VolumeConfig,
 ) -> Result<Arc<OpenedVolume>, String> {
+    let (target, member) = (reread.target(), reread.member().cloned());
     let name = config.name.clone();
     let late = || format!("the file or device of {name} was not opened");
     let place =
         config.path.as_deref().map_or(format!("volume {name}"), |path| path.display().to_string());
-    with_files(place, late, move || match open_one(0, &config, &target) {
+    with_files(place, late, move || match open_one(0, &config, (&target, member.as_ref())) {
         Ok(opened) => Ok(Arc::new(opened)),
         Err(error) => Err(said_once(error.as_ref())),
     })

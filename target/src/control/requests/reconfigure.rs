@@ -102,8 +102,10 @@ pub(crate) async fn everything(
         return Err(nothing(report.refused.join("; ") + &still));
     }
     let changes = Ordered::new(changes, &report.difference);
-    let hosts = (config.hosts, reading);
+    let (volumes, hosts) = (config.volumes, (config.hosts, reading));
     report.access.ended = carry_out(requests, changes, &running, hosts).await?;
+    // No answer means that the target is stopping.
+    let _ = asked(requests, |reply| ToControl::VolumesOfFiles(volumes, reply)).await;
     tracing::info!(
         volumes = report.difference.volumes.len(),
         hosts = ?report.difference.hosts,
@@ -194,10 +196,14 @@ async fn prepared(
     let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for change in &difference.volumes {
         match change {
-            VolumeDifference::Add { volume } => match open(reread.target(), volume.clone()).await {
+            VolumeDifference::Add { volume } => match open(reread, volume.clone()).await {
                 Ok(opened) => {
                     let addition = VolumeChange::Add(volume.clone());
                     changes.push((addition, ChangeFiles::of_new(opened)));
+                }
+                // Another member of the group serves it.
+                Err(error) if reread.member().is_some() && volume.image.is_some() => {
+                    tracing::info!(volume = volume.name, error, "the volume is not added");
                 }
                 Err(error) => refused.push(error),
             },
@@ -266,6 +272,7 @@ fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChang
         }
         VolumeChange::Remove { .. }
         | VolumeChange::Lose { .. }
+        | VolumeChange::Yield { .. }
         | VolumeChange::Resize { .. }
         | VolumeChange::WriteBack { .. }
         | VolumeChange::Snapshot { .. } => None,

@@ -8,6 +8,8 @@ use rblk_protocol::Name;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::file_work::with_files;
+use crate::pool::opening::member_of;
+use crate::store::rbd::group_member::GroupMember;
 use rblk_operate::target::ask::HostsReport;
 
 /// The number of a reading of the files. A greater one is of files that were read later.
@@ -19,6 +21,8 @@ pub(crate) struct Reread {
     read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
     /// The name of the target, of which the identities of its volumes are made.
     target: Name,
+    /// The member of a group that the target is.
+    member: Option<GroupMember>,
     has_file: bool,
     /// Whether hosts must prove their keys. A reload does not change that.
     required: bool,
@@ -38,7 +42,14 @@ impl Reread {
     ) -> Arc<Self> {
         let required = started.authentication() == Auth::Required;
         let (changes, readings) = (Mutex::new(()), Mutex::default());
-        Arc::new(Self { read: Box::new(read), target, has_file, required, changes, readings })
+        let member = member_of(started);
+        let read = Box::new(read);
+        Arc::new(Self { read, target, member, has_file, required, changes, readings })
+    }
+
+    /// The member of a group that the target is.
+    pub(crate) fn member(&self) -> Option<&GroupMember> {
+        self.member.as_ref()
     }
 
     /// Waits for the change before. Until the guard is dropped, nothing else changes.

@@ -10,18 +10,19 @@ pub(super) mod wanted;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rblk_config::{ByteSize, VolumeConfig};
 use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_operate::target::volume_notes::VolumeNotes;
+use rblk_protocol::Name;
 use tokio::sync::oneshot;
 
 use crate::control::connect::devices::Devices;
 use crate::control::core::{Core, VolumeChange};
 use crate::control::groups::Groups;
 use crate::control::observe::event_log::EventLog;
-use crate::control::persist::Persister;
+use crate::control::persist::{Persister, base_of_now};
 use crate::control::running_config::RunningConfig;
 use crate::data::poll_group::group_thread::GroupHandle;
 use crate::data::poll_group::{SettleTicket, StepTicket, ToGroup, VolumeStep};
@@ -69,6 +70,7 @@ struct Underway {
     config: Option<VolumeConfig>,
     before: Option<Arc<Volume>>,
     reply: oneshot::Sender<ChangeOutcome>,
+    since: Instant,
     // Poll groups that have not done the step.
     waiting: usize,
     failure: Option<String>,
@@ -172,6 +174,21 @@ impl Volumes {
         }
     }
 
+    /// Whether a change is under way.
+    pub(super) fn is_changing(&self) -> bool {
+        self.underway.is_some()
+    }
+
+    /// The change that has been under way for at least so long, for people.
+    pub(super) fn long_change(&self, at_least: Duration) -> Option<String> {
+        let Underway { change, since, .. } = self.underway.as_ref()?;
+        let (name, word, time) = (change.name(), change.word(), since.elapsed());
+        let text = || {
+            format!("a change of volume {name} ({word}) takes long, {} s by now", time.as_secs())
+        };
+        (time >= at_least).then(text)
+    }
+
     /// Whether a volume with a lost image is still served.
     pub(super) fn has_lost(&self) -> bool {
         !self.lost.waiting().is_empty()
@@ -258,6 +275,7 @@ impl Volumes {
                     config,
                     before,
                     reply,
+                    since: Instant::now(),
                     waiting: 0,
                     failure: None,
                     lengthened: None,
@@ -325,6 +343,10 @@ impl Volumes {
                     return Err(anew(name));
                 }
                 Ok((Arc::clone(volume), None))
+            }
+            VolumeChange::Yield { .. } => {
+                running.volume(name)?;
+                Ok((Arc::clone(served(name, core)?), None))
             }
             VolumeChange::WriteBack { .. } => {
                 let config = running.volume(name)?.clone();
@@ -493,6 +515,9 @@ impl Volumes {
         persister: &Persister,
     ) -> Result<(), String> {
         let begins = self.underway.as_ref().is_some_and(|it| it.files.opened.is_some());
+        if let (true, Some(store)) = (begins, self.backing(volume.index)) {
+            persister.share(store);
+        }
         let attachment = self.backing(volume.index).and_then(OpenStore::attachment);
         let served = ServedVolume { begins, attachment, ..ServedVolume::from(volume) };
         persister.serve(ticket.0, served)
@@ -540,7 +565,10 @@ impl Volumes {
             (Ok(record), Some(volume), Some(opened)) => {
                 persister.forget_loss(&volume.uuid);
                 let (holder, store) = (record.holder().cloned(), record.store().cloned());
-                core.adopt(volume.uuid, holder, store);
+                match persister.is_shared(&volume.uuid) {
+                    true => core.adopt_shared(volume.uuid, (holder, store), base_of_now()),
+                    false => core.adopt(volume.uuid, holder, store),
+                }
                 if let Some(verifier) = record.verifier() {
                     core.vouch(volume.uuid, verifier);
                 }
@@ -640,15 +668,15 @@ impl Volumes {
         self.ticket += 1;
     }
 
-    /// The change under way has ended.
+    /// The change under way has ended. Returns the volume that is served newly, if there is one.
     pub(super) fn changed(
         &mut self,
         result: Result<(), String>,
         core: &Core,
         groups: &mut Groups,
         (running, persister): (&mut RunningConfig, &mut Persister),
-    ) {
-        let Some(underway) = self.underway.take() else { return };
+    ) -> Option<(Name, VolumeIndex)> {
+        let underway = self.underway.take()?;
         let Underway { change, files, volume, config, before, reply, note, .. } = underway;
         let result = match (result, &note) {
             (Err(error), Some(note)) => Err(format!("{error}; {note}")),
@@ -672,6 +700,10 @@ impl Volumes {
         }
         let is_served = |uuid| core.volumes().iter().any(|volume| volume.uuid == uuid);
         match before {
+            // The record of a volume of a group is at its next owner.
+            Some(before) if persister.is_shared(&before.uuid) && !is_served(before.uuid) => {
+                persister.forget_loss(&before.uuid);
+            }
             Some(before) if note.is_some() && !is_served(before.uuid) => {
                 persister.lost(before.uuid, None);
             }
@@ -687,10 +719,12 @@ impl Volumes {
         }
         let has_size = !change.is_removal() && !matches!(change, VolumeChange::WriteBack { .. });
         let bytes = if has_size { volume.size_bytes() } else { 0 };
+        let is_begun = result.is_ok() && change.is_addition();
         let outcome = result.map(|()| ChangedVolume { config, bytes, given_up: note });
         drop(files);
         // An error means that the client is gone.
         let _ = reply.send(outcome);
+        is_begun.then_some((volume.name, volume.index))
     }
 }
 

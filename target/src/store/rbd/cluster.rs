@@ -125,6 +125,11 @@ impl Cluster {
         checked(set).map(drop)
     }
 
+    /// For the functions of librados.
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
     /// The id of the cluster.
     pub(super) fn fsid(&self) -> Result<String, Errno> {
         read_text(|buffer, len| {
@@ -141,6 +146,12 @@ impl Cluster {
         // SAFETY: made above.
         drop(unsafe { CString::from_raw(address) });
         checked(fenced).map(drop)
+    }
+
+    /// Waits for the newest map of OSDs, which has all fences so far.
+    pub(super) fn wait_for_map(&self) -> Result<(), Errno> {
+        // SAFETY: a connected cluster.
+        checked(unsafe { (self.library.rados_wait_for_latest_osdmap)(self.handle) }).map(drop)
     }
 
     /// Opens a pool, with the namespace of an image.

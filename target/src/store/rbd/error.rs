@@ -163,6 +163,30 @@ pub enum ImageError {
         /// The address of the owner.
         owner: String,
     },
+    /// Another member of the group owns the image.
+    #[error(
+        "{image}: member `{member}` of this target serves it{}{}",
+        if addresses.is_empty() { String::new() } else { format!(" ({})", addresses.join(", ")) },
+        why.as_ref().map_or_else(String::new, |why| format!(", and keeps it: {why}"))
+    )]
+    Elsewhere {
+        /// The image.
+        image: String,
+        /// The member; empty: it is about to name itself.
+        member: String,
+        /// The addresses that the member listens on.
+        addresses: Vec<String>,
+        /// Why it does not hand over, if it says so.
+        why: Option<String>,
+    },
+    /// This target opens the image already.
+    #[error(
+        "{image}: this target is opening the image already, and the cluster has not answered yet: look at `ceph -s`"
+    )]
+    Opening {
+        /// The image.
+        image: String,
+    },
     /// The size is 0.
     #[error("{image}: size is 0; set it with `rbd resize --size 64G {image}`")]
     Empty {

@@ -4,8 +4,11 @@
 //! one. Only the looks at the lock have a thread of their own ([`Looker`]), so that no resize
 //! delays them.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,16 +17,21 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rblk_config::ImageName;
 
+use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim, wait_for_former};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
+use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
+use super::image_claim::Outcome;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
 use super::looker::Looker;
 use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{
-    Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, whole_blocks,
+    Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
+use super::state_keeper::{Asking, ImageRecord, StateKeeper};
+use super::state_object::{OwnerNote, StateObject};
 
 /// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
 /// lock is dead.
@@ -69,16 +77,66 @@ pub(crate) fn wait_until_closed(at_most: Duration) -> bool {
     *left == 0
 }
 
-/// The step of an open, for an error.
-type Step = Arc<Mutex<&'static str>>;
+/// An open, as the one who waits for it and the keeper know it.
+#[derive(Debug)]
+struct OpenCourse {
+    // For an error.
+    step: Mutex<&'static str>,
+    // Nobody waits for it any more.
+    is_abandoned: AtomicBool,
+}
+
+impl OpenCourse {
+    fn begin(&self, step: &'static str) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+    }
+}
+
+/// The images that this process opens as a member of a group. A cluster that does not answer keeps
+/// an open for as long, and hosts ask again and again: each open would have a client of its own,
+/// and all of them would act when the cluster answers.
+static OPENING: Mutex<BTreeSet<OpenPlace>> = Mutex::new(BTreeSet::new());
+
+/// The configuration file of a cluster, if one is named, and an image there.
+type OpenPlace = (Option<PathBuf>, String);
+
+/// One of them, until the drop.
+#[derive(Debug)]
+struct OneOpening(OpenPlace);
+
+impl OneOpening {
+    fn begin(options: &ImageOptions) -> Result<Self, ImageError> {
+        let place = (options.cluster.conf.clone(), options.name.to_string());
+        match openings().insert(place.clone()) {
+            true => Ok(Self(place)),
+            false => Err(ImageError::Opening { image: place.1 }),
+        }
+    }
+}
+
+impl Drop for OneOpening {
+    fn drop(&mut self) {
+        openings().remove(&self.0);
+    }
+}
+
+fn openings() -> MutexGuard<'static, BTreeSet<OpenPlace>> {
+    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An image that is being opened. The drop has it closed when it is open.
 #[derive(Debug)]
 pub(crate) struct Opening {
     name: ImageName,
-    step: Step,
+    course: Arc<OpenCourse>,
     opened: Receiver<Result<Image, ImageError>>,
     began: Instant,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.course.is_abandoned.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Opening {
@@ -90,8 +148,8 @@ impl Opening {
         let left = OPEN_DEADLINE.saturating_sub(self.began.elapsed());
         self.opened.recv_timeout(left).unwrap_or_else(|_| {
             // The thread closes what it may still open.
-            let what = *self.step.lock().unwrap_or_else(PoisonError::into_inner);
-            let (image, pool) = (self.name.to_string(), self.name.pool);
+            let what = *self.course.step.lock().unwrap_or_else(PoisonError::into_inner);
+            let (image, pool) = (self.name.to_string(), self.name.pool.clone());
             Err(ImageError::NoAnswer { image, pool, what, within: OPEN_DEADLINE })
         })
     }
@@ -103,33 +161,39 @@ impl Opening {
 /// The libraries of Ceph are missing, or the system has no thread left.
 pub(crate) fn begin_open(options: ImageOptions) -> Result<Opening, ImageError> {
     let library = Library::get()?;
-    let step: Step = Arc::new(Mutex::new("connect to it"));
+    let one = options.group.is_some().then(|| OneOpening::begin(&options)).transpose()?;
+    let course =
+        OpenCourse { step: Mutex::new("connect to it"), is_abandoned: AtomicBool::new(false) };
+    let course = Arc::new(course);
     let (answer, opened) = mpsc::sync_channel(1);
-    let (name, at) = (options.name.clone(), Arc::clone(&step));
+    let (name, at) = (options.name.clone(), Arc::clone(&course));
     let counted = Counted::begin();
     let spawned = thread::Builder::new().name("rblk-image".to_owned()).spawn(move || {
         let _counted = counted;
-        keep(library, &options, &at, &answer);
+        keep(library, (&options, one), &at, &answer);
     });
     spawned.map_err(|source| ImageError::System { image: name.to_string(), source })?;
-    Ok(Opening { name, step, opened, began: Instant::now() })
+    Ok(Opening { name, course, opened, began: Instant::now() })
 }
 
 /// The life of a keeper.
 fn keep(
     library: &'static Library,
-    options: &ImageOptions,
-    step: &Step,
+    (options, one): (&ImageOptions, Option<OneOpening>),
+    course: &OpenCourse,
     answer: &SyncSender<Result<Image, ImageError>>,
 ) {
     let (sender, orders) = mpsc::channel();
-    let kept = match Kept::open(library, options, step, sender.clone()) {
+    let kept = Kept::open(library, options, course, sender.clone());
+    drop(one);
+    let kept = match kept {
         Ok(kept) => kept,
         // An error means that nothing waits any more.
         Err(error) => return drop(answer.send(Err(error))),
     };
     // If nothing waits any more, the drop of the image is the order to close it.
-    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), sender))));
+    let group = kept.group.clone();
+    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), sender, group))));
     kept.run(&orders);
 }
 
@@ -179,21 +243,24 @@ unsafe extern "C" fn on_update(argument: *mut c_void) {
 struct Kept {
     _looker: Looker,
     _watch: Watch,
+    // Gives the image back before the lock: a claim in between would fence this client.
+    state: Option<StateKeeper>,
     image: OpenImage,
     _pool: Pool,
     cluster: Cluster,
     user: String,
     shared: Arc<Shared>,
+    group: Option<(ImageRecord, Asking)>,
 }
 
 impl Kept {
     fn open(
         library: &'static Library,
         options: &ImageOptions,
-        step: &Step,
+        course: &OpenCourse,
         orders: Sender<Order>,
     ) -> Result<Self, ImageError> {
-        let begin = |what| *step.lock().unwrap_or_else(PoisonError::into_inner) = what;
+        let begin = |what| course.begin(what);
         let name = &options.name;
         let fail = Failing { name, user: &options.cluster.user };
         let cluster = Cluster::connect(library, &options.cluster, name)?;
@@ -214,25 +281,34 @@ impl Kept {
         })?;
         refuse_settings(&image, &fail)?;
         let id = read_id(&image, &fail)?;
+        let (mut state, mut lineage) = (None, 0);
         let (lock, proven_at) = match name.snap {
             Some(_) => (None, boot_ms()),
             None => {
                 begin("take its exclusive lock");
                 let lock = HeaderLock::of(&cluster, name, &id);
                 let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
-                let (owner, at) = take_lock((&image, &lock), options.lock_wait, &fail)?;
+                require_lock_feature(&image, &fail)?;
+                let places = (&cluster, &image, &lock);
+                let (claimed, keeper) = own(places, (name, &id), (options, course), &fail)?;
+                (state, lineage) = (keeper, claimed.note.lineage);
+                let (owner, at) = (claimed.owner, claimed.proven_at);
                 (Some((lock, owner)), at)
             }
         };
         begin("read the image");
         let facts = read_facts(&image, (&fsid, &pool, &id), options, &fail)?;
         let own_address = lock.as_ref().map(|(_, owner)| owner.address.clone());
-        let facts = ImageFacts { own_address, ..facts };
+        let facts = ImageFacts { own_address, lineage, ..facts };
         let size = measure(&image).map_err(|errno| fail.at("measure it", errno))?;
         whole_blocks(name, size, options.block_size)?;
         let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
         let shared = Arc::new(Shared::new(facts, size));
         shared.proven(proven_at);
+        let group = state.as_ref().map(|keeper: &StateKeeper| {
+            let place = format!("the state of image {name}");
+            (keeper.record(uuid_of(&shared.facts.identity), place), keeper.asking())
+        });
         let looker = Looker::begin(Arc::clone(&shared), lock);
         let looker =
             looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;
@@ -241,16 +317,18 @@ impl Kept {
         Ok(Self {
             _looker: looker,
             _watch: watch,
+            state,
             image,
             _pool: pool,
             cluster,
             user: options.cluster.user.clone(),
             shared,
+            group,
         })
     }
 
     /// Carries out orders until the image is to close.
-    fn run(self, orders: &Receiver<Order>) {
+    fn run(mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
             match order {
                 Order::Changed => self.measure(),
@@ -265,6 +343,10 @@ impl Kept {
                 Order::MayFence(reply) => drop(reply.send(self.may_fence())),
                 Order::Close => break,
             }
+        }
+        // After a pause of this machine the loss may not be known yet.
+        if let (true, Some(state)) = (self.shared.is_silent(), &mut self.state) {
+            state.lose();
         }
     }
 
@@ -376,7 +458,8 @@ fn read_facts(
     });
     let identity = identity_of(fsid, pool.id(), &name.namespace, id, snap.transpose()?);
     let (name, block_size) = (name.clone(), options.block_size);
-    Ok(ImageFacts { library, handle, name, block_size, identity, own_address: None })
+    let (own_address, lineage) = (None, 0);
+    Ok(ImageFacts { library, handle, name, block_size, identity, lineage, own_address })
 }
 
 fn measure(image: &OpenImage) -> Result<u64, Errno> {
@@ -402,6 +485,113 @@ fn watch(image: &OpenImage, orders: Sender<Order>) -> Result<Watch, Errno> {
     }
 }
 
+/// Refuses an image that cannot have an exclusive lock.
+fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
+    let mut features = 0;
+    // SAFETY: an open image; the call writes the features.
+    let read =
+        checked(unsafe { (image.library.rbd_get_features)(image.handle, &raw mut features) });
+    read.map_err(|errno| fail.at("read its features", errno))?;
+    match features & FEATURE_EXCLUSIVE_LOCK {
+        0 => Err(ImageError::NoLockFeature { image: fail.name.to_string() }),
+        _ => Ok(()),
+    }
+}
+
+/// Makes this target the owner of an image, alone or as a member of a group, which keeps the state
+/// beside the image.
+fn own(
+    (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
+    (name, id): (&ImageName, &str),
+    (options, course): (&ImageOptions, &OpenCourse),
+    fail: &Failing<'_>,
+) -> Result<(Claimed, Option<StateKeeper>), ImageError> {
+    if let Some(member) = &options.group {
+        let claimant = (member, course);
+        let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), claimant, fail)?;
+        return Ok((claimed, Some(keeper)));
+    }
+    let (owner, proven_at) = take_lock((image, lock), options.lock_wait, fail)?;
+    let lineage = own_alone(cluster, (name, id), &owner, fail)?;
+    let note = OwnerNote { lineage, ..OwnerNote::default() };
+    Ok((Claimed { note, owner, proven_at, is_unproven: false }, None))
+}
+
+/// Notes that a target in no group owns an image that members of a group had. Returns the lineage
+/// of the image.
+fn own_alone(
+    cluster: &Cluster,
+    (name, id): (&ImageName, &str),
+    owner: &LockOwner,
+    fail: &Failing<'_>,
+) -> Result<u64, ImageError> {
+    const WHAT: &str = "note in the object beside it that no group has it (osd blocklist)";
+    let failed = |errno| fail.at(WHAT, errno);
+    let object = StateObject::of(cluster, name, id).map_err(failed)?;
+    let before = match object.owner() {
+        Ok(before) => before,
+        // Capabilities for the image alone: members of a group need more.
+        Err(Errno::EPERM | Errno::EACCES) => return Ok(0),
+        Err(errno) => return Err(failed(errno)),
+    };
+    let Some(note) = before.of_alone(&owner.address) else { return Ok(0) };
+    if !before.is_alone() && !before.client.is_empty() {
+        cluster.fence(&before.client, FENCE_SECONDS).map_err(failed)?;
+    }
+    match object.swap_owner(before.epoch, &note).map_err(failed)? {
+        true => Ok(note.lineage),
+        false => {
+            let (image, owner) = (name.to_string(), before.member);
+            Err(ImageError::Locked { image, owner })
+        }
+    }
+}
+
+/// Makes a member of a group the owner of an image. Also returns the keeper of the state beside the
+/// image.
+fn claim_it(
+    (cluster, image, lock): (&Cluster, &OpenImage, &HeaderLock),
+    (name, id): (&ImageName, &str),
+    (member, course): (&GroupMember, &OpenCourse),
+    fail: &Failing<'_>,
+) -> Result<(Claimed, StateKeeper), ImageError> {
+    const WHAT: &str = "claim it (osd blocklist, and an object beside the image)";
+    let object = StateObject::of(cluster, name, id).map_err(|errno| fail.at(WHAT, errno))?;
+    let places =
+        ClaimPlaces { library: image.library, cluster, image: image.handle, lock, object: &object };
+    let claimed = claim(&places, member, &course.is_abandoned);
+    let claimed = claimed.map_err(|errno| fail.at(WHAT, errno))?;
+    let of_image = || name.to_string();
+    let mut claimed = claimed.map_err(|(outcome, why)| match outcome {
+        Outcome::Foreign(owner) => ImageError::Locked { image: of_image(), owner },
+        Outcome::Elsewhere(note) | Outcome::Late(note) | Outcome::Owned(note) => {
+            ImageError::Elsewhere {
+                image: of_image(),
+                member: note.member,
+                addresses: note.addresses,
+                why,
+            }
+        }
+    })?;
+    let OwnerNote { member, epoch, lineage, .. } = &claimed.note;
+    tracing::info!(image = %name, member, epoch, lineage, "owns an image");
+    let keeper = StateKeeper::begin(object, claimed.note.clone());
+    let mut keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
+    if claimed.is_unproven {
+        course.begin("wait until its former owner answers no host any more");
+        // Also if nobody waits: the next owner would not know.
+        let has_it = wait_for_former(lock, &mut claimed).map_err(|errno| fail.at(WHAT, errno))?;
+        if !has_it {
+            keeper.lose();
+            return Err(ImageError::Lost {
+                image: of_image(),
+                why: "another client took its lock meanwhile".to_owned(),
+            });
+        }
+    }
+    Ok((claimed, keeper))
+}
+
 /// Takes the exclusive lock. Returns this client as its owner, and a moment at which it had the
 /// lock, by [`boot_ms`].
 fn take_lock(
@@ -411,13 +601,6 @@ fn take_lock(
 ) -> Result<(LockOwner, u64), ImageError> {
     const WHAT: &str = "take its exclusive lock";
     let OpenImage { library, handle } = *image;
-    let mut features = 0;
-    // SAFETY: an open image; the call writes the features.
-    let read = checked(unsafe { (library.rbd_get_features)(handle, &raw mut features) });
-    read.map_err(|errno| fail.at("read its features", errno))?;
-    if features & FEATURE_EXCLUSIVE_LOCK == 0 {
-        return Err(ImageError::NoLockFeature { image: fail.name.to_string() });
-    }
     let deadline = Instant::now() + wait;
     loop {
         // SAFETY: an open image.

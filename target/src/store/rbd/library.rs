@@ -16,6 +16,22 @@ pub(super) type CompletionCall = unsafe extern "C" fn(completion: Handle, argume
 /// Called by a thread of librbd when the image has changed.
 pub(super) type UpdateCall = unsafe extern "C" fn(argument: *mut c_void);
 
+/// Called by a thread of librados when another client sends a notice to a watched object.
+pub(super) type NoticeCall = unsafe extern "C" fn(
+    argument: *mut c_void,
+    notice: u64,
+    watch: u64,
+    sender: u64,
+    data: *mut c_void,
+    len: usize,
+);
+/// Called by a thread of librados when a watch is broken.
+pub(super) type BrokenCall = unsafe extern "C" fn(argument: *mut c_void, watch: u64, errno: c_int);
+
+/// LIBRADOS_CMPXATTR_OP_EQ of rados/librados.h.
+pub(super) const ATTRIBUTE_EQUALS: u8 = 1;
+/// LIBRADOS_CREATE_EXCLUSIVE of rados/librados.h.
+pub(super) const CREATE_EXCLUSIVE: c_int = 1;
 /// RBD_LOCK_MODE_EXCLUSIVE of rbd/librbd.h.
 pub(super) const LOCK_EXCLUSIVE: c_int = 0;
 /// RBD_FEATURE_EXCLUSIVE_LOCK of rbd/features.h.
@@ -30,6 +46,15 @@ pub(super) struct ImageSetting {
     pub name: *mut c_char,
     pub value: *mut c_char,
     pub source: c_int,
+}
+
+/// A client that has an image open, as `rbd_image_watcher_t` of rbd/librbd.h has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ImageWatcher {
+    pub address: *mut c_char,
+    pub id: i64,
+    pub cookie: u64,
 }
 
 /// The libraries, with the package of each in Debian's words.
@@ -76,6 +101,7 @@ functions! {
     rados: fn rados_shutdown(Handle);
     rados: fn rados_cluster_fsid(Handle, *mut c_char, usize) -> c_int;
     rados: fn rados_blocklist_add(Handle, *mut c_char, u32) -> c_int;
+    rados: fn rados_wait_for_latest_osdmap(Handle) -> c_int;
     rados: fn rados_ioctx_create(Handle, *const c_char, *mut Handle) -> c_int;
     rados: fn rados_ioctx_destroy(Handle);
     rados: fn rados_ioctx_set_namespace(Handle, *const c_char);
@@ -85,6 +111,29 @@ functions! {
         *mut c_char, *mut usize, *mut c_char, *mut usize,
         *mut c_char, *mut usize, *mut c_char, *mut usize
     ) -> isize;
+    rados: fn rados_read(Handle, *const c_char, *mut c_char, usize, u64) -> c_int;
+    rados: fn rados_getxattr(
+        Handle, *const c_char, *const c_char, *mut c_char, usize
+    ) -> c_int;
+    rados: fn rados_create_write_op() -> Handle;
+    rados: fn rados_release_write_op(Handle);
+    rados: fn rados_write_op_create(Handle, c_int, *const c_char);
+    rados: fn rados_write_op_cmpxattr(Handle, *const c_char, u8, *const c_char, usize);
+    rados: fn rados_write_op_setxattr(Handle, *const c_char, *const c_char, usize);
+    rados: fn rados_write_op_write_full(Handle, *const c_char, usize);
+    rados: fn rados_write_op_operate(
+        Handle, Handle, *const c_char, *mut libc::time_t, c_int
+    ) -> c_int;
+    rados: fn rados_watch3(
+        Handle, *const c_char, *mut u64, NoticeCall, BrokenCall, u32, *mut c_void
+    ) -> c_int;
+    rados: fn rados_unwatch2(Handle, u64) -> c_int;
+    rados: fn rados_watch_flush(Handle) -> c_int;
+    rados: fn rados_notify2(
+        Handle, *const c_char, *const c_char, c_int, u64, *mut *mut c_char, *mut usize
+    ) -> c_int;
+    rados: fn rados_notify_ack(Handle, *const c_char, u64, u64, *const c_char, c_int) -> c_int;
+    rados: fn rados_buffer_free(*mut c_char);
     rbd: fn rbd_version(*mut c_int, *mut c_int, *mut c_int);
     rbd: fn rbd_open(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd: fn rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
@@ -96,7 +145,13 @@ functions! {
     rbd: fn rbd_snap_get_id(Handle, *const c_char, *mut u64) -> c_int;
     rbd: fn rbd_config_image_list(Handle, *mut ImageSetting, *mut c_int) -> c_int;
     rbd: fn rbd_config_image_list_cleanup(*mut ImageSetting, c_int);
+    rbd: fn rbd_watchers_list(Handle, *mut ImageWatcher, *mut usize) -> c_int;
+    rbd: fn rbd_watchers_list_cleanup(*mut ImageWatcher, usize);
     rbd: fn rbd_lock_acquire(Handle, c_int) -> c_int;
+    rbd: fn rbd_lock_release(Handle) -> c_int;
+    rbd: fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
+    rbd: fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+    rbd: fn rbd_lock_break(Handle, c_int, *const c_char) -> c_int;
     rbd: fn rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
     rbd: fn rbd_update_watch(Handle, *mut u64, UpdateCall, *mut c_void) -> c_int;
     rbd: fn rbd_update_unwatch(Handle, u64) -> c_int;

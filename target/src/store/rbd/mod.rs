@@ -8,6 +8,10 @@
 //!   threads of librbd end them; [`place_shares`] bounds the ops of each image.
 //! - [`cluster`]: the client of a cluster; [`library`]: the functions of Ceph's libraries;
 //!   [`needed_setting`]: the settings without which an image is refused.
+//! - Of a group of targets: [`state_object`], the object beside an image with its owner and the
+//!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
+//!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
+//!   members to each other.
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
@@ -23,10 +27,13 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
+pub(crate) mod group_member;
 mod header_lock;
+pub(crate) mod image_claim;
 mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
@@ -35,7 +42,10 @@ mod lock_look;
 mod looker;
 mod needed_setting;
 pub(crate) mod open_image;
+pub(crate) mod owner_question;
 mod place_shares;
+pub(crate) mod state_keeper;
+mod state_object;
 
 pub(crate) use cluster::ClusterPlace;
 pub(crate) use error::ImageError;

@@ -13,8 +13,12 @@ use sha2::{Digest, Sha256};
 
 use super::cluster::ClusterPlace;
 use super::error::ImageError;
+use super::group_member::GroupMember;
+use super::image_claim::AskAnswer;
 use super::keeper_order::Order;
 use super::library::{Handle, Library};
+use super::owner_question::{Ask, AskTicket};
+use super::state_keeper::{Asking, ImageRecord};
 use crate::store::{Bounds, StoreIdentity};
 
 /// How long an image may leave a request or a question unanswered before it counts as stalled.
@@ -22,7 +26,7 @@ const STALL: Duration = Duration::from_secs(5);
 
 /// How long after the last proof of the lock the volume is still served. Another client can break
 /// the lock of one that the cluster has not heard of for 30 s.
-const PROVEN: Duration = Duration::from_secs(10);
+pub(crate) const PROVEN: Duration = Duration::from_secs(10);
 
 /// How long a resize that makes an image longer may take.
 const GROWTH_DEADLINE: Duration = Duration::from_secs(60);
@@ -41,6 +45,8 @@ pub(crate) struct ImageOptions {
     /// How long to wait for the lock while a live client holds it: a target that just stopped may
     /// still give it back. The cluster itself decides when a dead client has lost it (30 s).
     pub lock_wait: Duration,
+    /// The member of a group that is to own it; none: the target is alone.
+    pub group: Option<GroupMember>,
 }
 
 /// The constants of an open image.
@@ -52,6 +58,8 @@ pub(super) struct ImageFacts {
     pub name: ImageName,
     pub block_size: u32,
     pub identity: String,
+    /// How often clients that share no record with this target may have written to it meanwhile.
+    pub lineage: u64,
     /// The address by which the cluster names this client as the owner of the lock; none: a
     /// snapshot, which has no lock.
     pub own_address: Option<String>,
@@ -203,11 +211,42 @@ fn is_stale(proven_at: u64, now: u64) -> bool {
 pub struct Image {
     shared: Arc<Shared>,
     keeper: Sender<Order>,
+    // Of a member of a group.
+    group: Option<(ImageRecord, Asking)>,
 }
 
 impl Image {
-    pub(super) fn new(shared: Arc<Shared>, keeper: Sender<Order>) -> Self {
-        Self { shared, keeper }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        keeper: Sender<Order>,
+        group: Option<(ImageRecord, Asking)>,
+    ) -> Self {
+        Self { shared, keeper, group }
+    }
+
+    /// The record of its volume, which all members of a group have in turn.
+    pub(crate) fn record(&self) -> Option<&ImageRecord> {
+        self.group.as_ref().map(|(record, _)| record)
+    }
+
+    /// Has a function called when another member asks for the image.
+    pub(crate) fn on_ask(&self, listener: impl Fn(AskTicket, Ask) + Send + 'static) {
+        if let Some((_, asking)) = &self.group {
+            asking.listen(Box::new(listener));
+        }
+    }
+
+    /// Answers another member, with the reason of an owner that stays.
+    pub(crate) fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
+        if let Some((_, asking)) = &self.group {
+            asking.answer(ticket, answer, why);
+        }
+    }
+
+    /// Whether another client may have the image by now.
+    #[cfg(test)]
+    pub(crate) fn is_silent(&self) -> bool {
+        self.shared.is_silent()
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -228,9 +267,11 @@ impl Image {
         self.shared.facts.name.to_string()
     }
 
-    /// Distinguishes the image from every other one, also from a later one of its name.
+    /// Distinguishes the image from every other one, also from a later one of its name, and from
+    /// itself before others wrote to it.
     pub(crate) fn identity(&self) -> Option<StoreIdentity> {
-        StoreIdentity::parse(&self.shared.facts.identity)
+        let ImageFacts { identity, lineage, .. } = &self.shared.facts;
+        StoreIdentity::parse(&with_lineage(identity, *lineage))
     }
 
     /// The UUID of a volume on this image: the same at every target.
@@ -369,7 +410,14 @@ pub(super) fn identity_of(
     format!("rbd:{fsid}/{pool}/{namespace}/{id}{snap}")
 }
 
-fn uuid_of(identity: &str) -> [u8; 16] {
+fn with_lineage(identity: &str, lineage: u64) -> String {
+    match lineage {
+        0 => identity.to_owned(),
+        _ => format!("{identity}~{lineage}"),
+    }
+}
+
+pub(super) fn uuid_of(identity: &str) -> [u8; 16] {
     let digest = Sha256::digest(identity);
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&digest[..16]);

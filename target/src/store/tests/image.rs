@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use rblk_config::TargetConfig;
@@ -23,15 +23,17 @@ use proptest::prelude::*;
 const NEEDS: &str = "install ceph-mon, ceph-osd, ceph-common and librbd1";
 
 /// A cluster, as long as this value lives.
-struct Cluster {
+pub(super) struct Cluster {
     directory: TempDir,
     port: u16,
     store: &'static str,
     osds: u16,
+    // Tests wait until all images of this process are closed.
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self::of(1)
     }
 
@@ -39,17 +41,28 @@ impl Cluster {
         Self::stored_by("memstore", osds)
     }
 
+    /// A second cluster of a test.
+    fn another(&self) -> Self {
+        Self::made(self.store, self.osds, None)
+    }
+
     fn stored_by(store: &'static str, osds: u16) -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        Self::made(store, osds, Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn made(store: &'static str, osds: u16, alone: Option<MutexGuard<'static, ()>>) -> Self {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         // Below the ports that the system gives to clients.
         let place = u16::try_from(std::process::id() % 16).unwrap();
         let port = 10_000 + place * 512 + NEXT.fetch_add(1, Ordering::Relaxed) % 8 * 64;
-        let cluster = Self { directory: tempfile::tempdir().unwrap(), port, store, osds };
+        let cluster =
+            Self { directory: tempfile::tempdir().unwrap(), port, store, osds, _alone: alone };
         cluster.script("start");
         cluster
     }
 
-    fn script(&self, what: &str) {
+    pub(super) fn script(&self, what: &str) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/src/lab/ceph-cluster.sh");
         let mut command = Command::new("timeout");
         command.arg("120").arg(script).arg(self.directory.path()).args(what.split(' '));
@@ -65,7 +78,7 @@ impl Cluster {
     }
 
     /// What `ceph` or `rbd` prints. In a word, "+" is a space.
-    fn run(&self, words: &str) -> String {
+    pub(super) fn run(&self, words: &str) -> String {
         let mut words = words.split(' ').map(|word| word.replace('+', " "));
         let mut command = Command::new("timeout");
         command.args(["60", &words.next().unwrap(), "-c"]).arg(self.conf()).args(words);
@@ -75,7 +88,7 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn options(&self, name: &str) -> ImageOptions {
+    pub(super) fn options(&self, name: &str) -> ImageOptions {
         ImageOptions {
             name: name.parse().unwrap(),
             cluster: ClusterPlace {
@@ -85,10 +98,11 @@ impl Cluster {
             },
             block_size: 512,
             lock_wait: Duration::from_secs(5),
+            group: None,
         }
     }
 
-    fn open(&self, name: &str) -> Result<Arc<Image>, ImageError> {
+    pub(super) fn open(&self, name: &str) -> Result<Arc<Image>, ImageError> {
         open(self.options(name)).map(Arc::new)
     }
 
@@ -105,7 +119,7 @@ impl Drop for Cluster {
     }
 }
 
-fn open(options: ImageOptions) -> Result<Image, ImageError> {
+pub(super) fn open(options: ImageOptions) -> Result<Image, ImageError> {
     rbd::begin_open(options).and_then(Opening::end)
 }
 
@@ -128,7 +142,7 @@ fn work_for(store: &mut UringStore, time: Duration) -> Vec<OpDone> {
 }
 
 /// Waits for the loss of an image, and returns its reason.
-fn loss_of(image: &Image) -> String {
+pub(super) fn loss_of(image: &Image) -> String {
     let (sender, reason) = mpsc::channel();
     image.on_loss(move |why| drop(sender.send(why.to_owned())));
     reason.recv_timeout(Duration::from_secs(40)).expect("the image was never lost")
@@ -381,7 +395,8 @@ fn with_ceph_an_osd_that_dies_for_long_takes_no_image() {
 #[test]
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_images_are_opened_side_by_side() {
-    let (well, stalled) = (Cluster::start(), Cluster::start());
+    let well = Cluster::start();
+    let stalled = well.another();
     for (cluster, name) in [(&stalled, "rbd/a"), (&stalled, "rbd/b"), (&well, "rbd/c")] {
         cluster.run(&format!("rbd create --size 1M {name}"));
     }

@@ -3,6 +3,7 @@
 mod device;
 mod errors;
 mod flushes;
+mod group_images;
 mod image;
 mod model;
 mod opening;

@@ -783,6 +783,7 @@ fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
         read_ahead_bytes: spec.read_ahead_bytes,
         discard: spec.discard,
         discard_granularity_bytes: spec.block_size,
+        is_durable_at_once: false,
         limits: Limiter::renewed(None, spec.limits),
     }))
 }

@@ -16,6 +16,7 @@
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
 //! | removed | close, write back, quiet, drop, lower |
 //! | its image is lost | close, abandon |
+//! | another member of the group serves it | as removed, and its hosts are not told |
 //! | nothing: dirty blocks are made durable | write back |
 //! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
@@ -201,7 +202,7 @@ impl Alterations {
         }
         let before = exports.volume(volume.index).ok_or(OrderError::Unknown)?;
         let users = || holdings.users(volume.index, sessions);
-        if change.is_removal() && !change.is_forced() {
+        if change.is_removal() && !change.is_forced() && !change.yields() {
             let users = users();
             return match users.is_empty() {
                 true => Ok(()),
@@ -244,11 +245,13 @@ impl Alterations {
                 Some(before.ok_or(OrderError::Unknown)?)
             }
         };
-        if change.is_removal() {
+        // Hosts of a group go to another member, and go on.
+        let is_elsewhere = change.yields() || holdings.is_elsewhere(volume.name);
+        if change.is_removal() && !is_elsewhere {
             sessions.volume_changed(volume.index, out);
             holdings.take_from_all(volume.index, sessions, out);
         }
-        if let VolumeChange::Lose { .. } = change {
+        if matches!(change, VolumeChange::Lose { .. }) && !is_elsewhere {
             // Others may write to its image now.
             holdings.fence_holders(&volume, out);
         }
@@ -336,6 +339,9 @@ impl Alterations {
         let result = match (failure, before) {
             (Some(failure), _) => Err(failure),
             (None, _) if change.is_removal() => {
+                if change.yields() {
+                    holdings.leave_to_others(volume.name, Some(now));
+                }
                 holdings.end(index, out);
                 Ok(())
             }

@@ -37,7 +37,7 @@ pub(super) fn steps_of(
     match (change, before) {
         (VolumeChange::Add(_), _) => vec![Record, Add, Access],
         (VolumeChange::Lose { .. }, _) => vec![Close, Abandon],
-        (VolumeChange::Remove { .. }, _) => match after.placement {
+        (VolumeChange::Remove { .. } | VolumeChange::Yield { .. }, _) => match after.placement {
             Placement::Store => vec![Close, WriteBack, Quiet, Drop, Lower],
             Placement::Memory(_) | Placement::Null => vec![Close, Quiet, Drop],
         },

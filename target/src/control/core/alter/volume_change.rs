@@ -27,6 +27,12 @@ pub enum VolumeChange {
         /// The volume's index.
         which: VolumeIndex,
     },
+    /// Serve a volume no longer, since another member of the group is to serve it. Its hosts go on
+    /// there.
+    Yield {
+        /// The volume's name.
+        name: String,
+    },
     /// Give a volume another size.
     Resize {
         /// The volume's name.
@@ -60,6 +66,7 @@ impl VolumeChange {
             | Self::Lose { name, .. }
             | Self::Resize { name, .. }
             | Self::WriteBack { name }
+            | Self::Yield { name }
             | Self::Snapshot { name } => name,
         }
     }
@@ -70,6 +77,7 @@ impl VolumeChange {
             Self::Add(_) => "add",
             Self::Remove { .. } => "remove",
             Self::Lose { .. } => "lose",
+            Self::Yield { .. } => "hand over",
             Self::Resize { .. } => "resize",
             Self::Become(_) => "set",
             Self::WriteBack { .. } => "write back",
@@ -84,7 +92,12 @@ impl VolumeChange {
 
     /// Whether the volume is served no longer when the change is done.
     pub(in crate::control) fn is_removal(&self) -> bool {
-        matches!(self, Self::Remove { .. } | Self::Lose { .. })
+        matches!(self, Self::Remove { .. } | Self::Lose { .. } | Self::Yield { .. })
+    }
+
+    /// Whether another member of the group is to serve the volume.
+    pub(in crate::control) fn yields(&self) -> bool {
+        matches!(self, Self::Yield { .. })
     }
 
     /// Whether the volume is served in another way when the change is done.

@@ -74,6 +74,12 @@ impl Changes {
         self.undurable.remove(volume);
     }
 
+    /// Forgets a volume: its record is at another target now.
+    pub(super) fn forget(&mut self, volume: &VolumeUuid) {
+        self.undurable.remove(volume);
+        self.claims.remove(volume);
+    }
+
     /// How far the record in force of a volume is from durable; `None` if it is.
     pub(super) fn undurable(&self, volume: &VolumeUuid) -> Option<Undurable> {
         self.undurable.get(volume).copied()

@@ -19,6 +19,11 @@ impl OwedFences {
         self.volumes.insert(volume);
     }
 
+    /// The record of a volume is at another target now.
+    pub(super) fn forget(&mut self, volume: &VolumeUuid) {
+        self.volumes.remove(volume);
+    }
+
     /// Whether there is one.
     pub(super) fn are_owed(&self) -> bool {
         !self.volumes.is_empty()

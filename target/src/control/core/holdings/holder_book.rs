@@ -59,6 +59,24 @@ impl HolderBook {
         self.holders.adopt(volume, holder, store);
     }
 
+    /// Takes over the records of a volume of a group, before it is served: other members may have
+    /// written them since this run served it.
+    pub(in crate::control::core) fn adopt_shared(
+        &mut self,
+        volume: VolumeUuid,
+        known: (Option<HolderRecord>, Option<StoreIdentity>),
+        base: Generation,
+    ) {
+        self.holders.adopt_shared(volume, known, base);
+    }
+
+    /// Forgets a volume of a group that this member serves no longer: others write its record.
+    pub(super) fn forget(&mut self, volume: &VolumeUuid) {
+        self.holders.forget(volume);
+        self.changes.forget(volume);
+        self.fences.forget(volume);
+    }
+
     /// A volume that is to be added is served from that store; one in memory has none. If it may be
     /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
     pub(in crate::control::core) fn serve_from(

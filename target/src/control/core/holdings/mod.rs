@@ -29,6 +29,7 @@
 
 mod changes;
 mod claim;
+mod elsewhere;
 mod given_up;
 mod holder_book;
 mod leave;
@@ -36,12 +37,14 @@ mod open;
 mod open_settles;
 mod openings;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_protocol::{OpenReply, Status};
+use rblk_protocol::{Name, OpenReply, Status};
 
 use super::Decisions;
+use super::admin_command::{AdminAnswer, AdminCommand};
 use super::effect::Ticket;
 use super::exports::Exports;
 use super::outbox::Outbox;
@@ -53,8 +56,14 @@ use crate::record::holders::Holders;
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
 
+use elsewhere::{ClaimingOpen, Elsewhere};
 pub(super) use holder_book::HolderBook;
 use openings::{Openings, Stage, WaitingOpen};
+
+/// The status of an OPEN that another member of the group may grant: its host tries its other
+/// addresses, and comes back. Every version knows it.
+const ELSEWHERE: Status = Status::ShuttingDown;
+const GIVEN_AWAY: &str = "another member of this target has the volume, or is about to";
 
 /// See the module.
 #[derive(Debug)]
@@ -62,6 +71,7 @@ pub(super) struct Holdings {
     exports: Exports,
     book: HolderBook,
     openings: Openings,
+    elsewhere: Elsewhere,
     // Sessions that were fenced by a take-over.
     take_overs: u64,
     // OPENs that were refused because the volume had another holder meanwhile.
@@ -72,7 +82,8 @@ impl Holdings {
     /// The volumes of a run that begins, and the holders that earlier runs left.
     pub(super) fn new(exports: Exports, holders: Holders) -> Self {
         let (book, openings) = (HolderBook::new(holders), Openings::default());
-        Self { exports, book, openings, take_overs: 0, refused_returns: 0 }
+        let elsewhere = Elsewhere::default();
+        Self { exports, book, openings, elsewhere, take_overs: 0, refused_returns: 0 }
     }
 
     /// The volumes that are served.
@@ -108,18 +119,72 @@ impl Holdings {
 
     /// A volume is served newly. It may have an earlier holder that may come back until then.
     pub(super) fn begin(&mut self, volume: Arc<Volume>, until: Instant) {
+        self.elsewhere.begin(volume.name);
         self.book.keep([&*volume], until);
         self.exports.put(volume);
     }
 
     /// A volume is served no longer. The OPENs that wait for it are refused.
     pub(super) fn end(&mut self, volume: VolumeIndex, out: &mut Outbox) {
+        let served = self.exports.volume(volume).cloned();
+        let left = served.filter(|volume| self.elsewhere.has(volume.name));
+        let is_elsewhere = left.is_some();
         self.exports.remove(volume);
         self.book.keep_no_longer(volume);
+        if let Some(left) = left {
+            self.book.forget(&left.uuid);
+        }
         self.openings.forget(volume);
         for open in self.openings.take(|open| open.volume == volume) {
-            out.reply_status(open.from, open.tag, Status::NoSuchVolume);
+            match is_elsewhere {
+                true => out.reply_saying(open.from, open.tag, ELSEWHERE, GIVEN_AWAY.to_owned()),
+                false => out.reply_status(open.from, open.tag, Status::NoSuchVolume),
+            }
         }
+    }
+
+    /// A volume of the group that this member does not serve from now on: not yet, or no longer.
+    /// `given_away`: another member is about to claim it.
+    pub(super) fn leave_to_others(&mut self, name: Name, given_away: Option<Instant>) {
+        self.elsewhere.put(name, given_away);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now.
+    pub(super) fn configure_others(&mut self, names: &BTreeSet<Name>) {
+        self.elsewhere.configure(names);
+    }
+
+    /// Whether another member of the group may serve the volume.
+    pub(super) fn is_elsewhere(&self, name: Name) -> bool {
+        self.elsewhere.has(name)
+    }
+
+    /// A claim has ended: this member serves the volume now, or not, for this reason.
+    pub(super) fn claim_ended(
+        &mut self,
+        name: Name,
+        result: &Result<(), String>,
+        (sessions, out): (&mut HostSessions, &mut Outbox),
+        now: Instant,
+    ) {
+        for open in self.elsewhere.claimed(name, result.is_ok()) {
+            let ClaimingOpen { from, id, session, epoch, capsule, body, .. } = open;
+            if let Err(text) = result {
+                out.reply_saying(from, capsule.tag, ELSEWHERE, text.clone());
+                continue;
+            }
+            if sessions.table().get(session).is_none_or(|session| session.epoch != epoch) {
+                out.reply_status(from, capsule.tag, Status::Fenced);
+                continue;
+            }
+            let command = AdminCommand { from, id, capsule: &capsule, body: &body, now };
+            if let AdminAnswer::Now(status, value, payload) =
+                self.open(&command, session, sessions, out)
+            {
+                out.reply(from, capsule.tag, (status, value), payload);
+            }
+        }
+        self.finish_opens(sessions, out, now);
     }
 
     /// The hosts that have a volume open, or may come back to it.
@@ -154,13 +219,14 @@ impl Holdings {
 
     /// Whether the time alone may change something.
     pub(super) fn need_ticks(&self) -> bool {
-        !self.openings.is_empty() || self.book.needs_ticks()
+        !self.openings.is_empty() || !self.elsewhere.is_empty() || self.book.needs_ticks()
     }
 
     /// A session ended.
     pub(super) fn forget(&mut self, session: SessionIndex) {
         // Its connections are gone: no reply would reach it.
         drop(self.openings.take(|open| open.session == session));
+        self.elsewhere.forget(session);
     }
 
     /// Forgets a session that ended, here and among the sessions.
@@ -302,6 +368,10 @@ impl Holdings {
         out: &mut Outbox,
         now: Instant,
     ) {
+        for open in self.elsewhere.take_late(now) {
+            let text = "this member of the group cannot get the volume yet".to_owned();
+            out.reply_saying(open.from, open.capsule.tag, ELSEWHERE, text);
+        }
         for open in self.openings.take_late(now) {
             if self.openings.is_shut(open.volume) {
                 let text =

@@ -5,16 +5,25 @@ use std::time::Instant;
 use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_protocol::{AccessMode, Generation, HostId, Mutation, OpenRequest, Status};
 
+use super::elsewhere::Asked;
 use super::openings::{Openings, Settling, Stage, WaitingOpen};
-use super::{HolderBook, Holdings};
+use super::{ELSEWHERE, GIVEN_AWAY, HolderBook, Holdings};
 use crate::control::core::admin_command::{AdminAnswer, AdminCommand, refuse, refuse_saying};
+use crate::control::core::effect::Effect;
 use crate::control::core::outbox::Outbox;
 use crate::control::core::sessions::HostSessions;
 use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::{Session, SessionTable};
 use crate::record::holders::Claimant;
+use crate::store::rbd::image_claim::Wish;
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
+
+/// Why a host that only reads gets no volume of a group: the member that serves it may answer from
+/// its cache for seconds after another member has taken the volume over.
+const NO_READERS: &str = "a group of targets serves this volume, and has no hosts that only read beside a writer, since they \
+                          could read old data when another member takes the volume over: make a snapshot of its image \
+                          (`rbd snap create POOL/IMAGE@SNAP`), serve that as a volume of its own, and mount that one";
 
 /// Names the holder of a volume, for a host that asks.
 pub(super) fn held_by(session: &Session, asks: HostId) -> String {
@@ -75,8 +84,11 @@ impl Holdings {
             return refuse_saying(status, text);
         }
         let Some(volume) = self.exports.named(request.name).cloned() else {
-            return refuse(Status::NoSuchVolume);
+            return self.open_elsewhere(command, session, &request, (sessions, out));
         };
+        if request.mode == AccessMode::ReadOnly && self.book.holders().is_shared(&volume.uuid) {
+            return refuse_saying(Status::NotSupported, NO_READERS.to_owned());
+        }
         // A volume that was made read-only is given back to its holder, but refuses its writes.
         let is_fresh = request.generation.is_fresh();
         if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
@@ -107,6 +119,35 @@ impl Holdings {
             settling: Settling::NotNeeded,
             since: command.now,
         });
+        AdminAnswer::Later
+    }
+
+    /// OPEN of a volume that this target does not serve. A member of a group may claim it.
+    fn open_elsewhere(
+        &mut self,
+        command: &AdminCommand<'_>,
+        session: SessionIndex,
+        request: &OpenRequest,
+        (sessions, out): (&HostSessions, &mut Outbox),
+    ) -> AdminAnswer {
+        let Some(state) = sessions.table().get(session) else { return refuse(Status::NotReady) };
+        let name = request.name;
+        match self.elsewhere.ask(name, command.now) {
+            Asked::Unknown => return refuse(Status::NoSuchVolume),
+            Asked::GivenAway => return refuse_saying(ELSEWHERE, GIVEN_AWAY.to_owned()),
+            // A claim under way takes the wish, too: it may be stronger.
+            Asked::Begins | Asked::Waits => {
+                let wish = match (request.generation.is_fresh(), request.take_over) {
+                    (false, _) => Wish::Return(state.host, request.generation),
+                    (true, true) => Wish::TakeOver,
+                    (true, false) => Wish::Fresh,
+                };
+                out.order(Effect::Claim { name, wish });
+            }
+        }
+        let from = (command.from, command.id);
+        let sent = (command.capsule, command.body);
+        self.elsewhere.push(name, from, (session, state.epoch), sent, command.now);
         AdminAnswer::Later
     }
 

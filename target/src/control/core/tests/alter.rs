@@ -541,7 +541,7 @@ impl Chance {
                 (Some(facts), *shrink || facts.0 >= blocks)
             }
             VolumeChange::Add(_) | VolumeChange::Snapshot { .. } => (Some(facts), true),
-            VolumeChange::Become(_) | VolumeChange::Lose { .. } => {
+            VolumeChange::Become(_) | VolumeChange::Lose { .. } | VolumeChange::Yield { .. } => {
                 unreachable!("it is not drawn")
             }
         };

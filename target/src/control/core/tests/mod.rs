@@ -2,6 +2,7 @@
 
 mod alter;
 mod auth;
+mod group;
 mod holders;
 mod news;
 mod occurrences;
@@ -28,6 +29,7 @@ use super::{
 use crate::data::connection::STRANGER_TIME;
 use crate::data::poll_group::{Notice, SettleTicket, VolumeStep};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::store::rbd::image_claim::Wish;
 use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use crate::volume::limits::Limiter;
 use crate::volume::{CacheMode, Placement, Volume};
@@ -96,6 +98,8 @@ struct World {
     steps: Vec<VolumeStep>,
     altered: Vec<Result<(), String>>,
     given_up: Vec<String>,
+    // Claims of volumes of the group that core ordered.
+    claims: Vec<(Name, Wish)>,
     made: u32,
     // Of the next connections.
     memory_bytes: u64,
@@ -136,6 +140,7 @@ fn volume(index: u16) -> Arc<Volume> {
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,
+        is_durable_at_once: false,
         limits: None,
     })
 }
@@ -223,6 +228,7 @@ impl World {
             steps: Vec::new(),
             altered: Vec::new(),
             given_up: Vec::new(),
+            claims: Vec::new(),
             made: 0,
             memory_bytes: 1 << 10,
             introduce: true,
@@ -283,6 +289,7 @@ impl World {
                         self.settle_all(&Ok(()));
                     }
                 }
+                Effect::Claim { name, wish } => self.claims.push((name, wish)),
                 Effect::Step(step) => self.steps.push(step),
                 Effect::GiveUpStep => {}
                 Effect::GivenUp(why) => self.given_up.push(why),

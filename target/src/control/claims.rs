@@ -1,0 +1,400 @@
+//! [`Claims`]: the images of a group of targets that this member takes, hands over and loses.
+//!
+//! A claim opens the image, on a thread that may block, and then adds its volume. An owner that is
+//! asked hands over if nobody has the volume here any more but the host that has come to the other
+//! member, or if a host takes the volume over; then the volume goes by a change like others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_config::{TargetConfig, VolumeConfig};
+use rblk_operate::said_once;
+use rblk_protocol::Name;
+use tokio::sync::{mpsc, oneshot};
+
+use super::core::{Core, VolumeChange};
+use super::volumes::ChangeOutcome;
+use super::volumes::change_files::ChangeFiles;
+use crate::pool::opening::{OpenedVolume, member_of, open_one};
+use crate::store::OpenStore;
+use crate::store::rbd::group_member::{GroupMember, MoreWishes};
+use crate::store::rbd::image_claim::{AskAnswer, Wish};
+use crate::store::rbd::owner_question::{Ask, AskTicket};
+use crate::volume::ids::VolumeIndex;
+
+/// How long a member that lost an image by force does not take it back by force: two members that
+/// cannot reach each other must not fence each other in turn.
+const DAMPING: Duration = Duration::from_secs(30);
+/// How long a client waits for a volume that it has ordered to be handed over.
+const MOVE_DEADLINE: Duration = Duration::from_secs(60);
+/// A change that has been under way for so long may be stuck. No volume is handed over meanwhile.
+pub(super) const LONG_CHANGE: Duration = Duration::from_secs(3);
+
+/// A claim that has ended.
+type EndedClaim = (Name, Result<Arc<OpenedVolume>, String>);
+
+/// A question of another member for a volume.
+type Question = (VolumeIndex, AskTicket, Ask);
+
+/// News of the group.
+#[derive(Debug)]
+pub(super) enum ClaimNews {
+    /// The image of a volume is open, or cannot be had.
+    Ended(Name, Result<Arc<OpenedVolume>, String>),
+    /// Another member asks for a volume.
+    Asked(VolumeIndex, AskTicket, Ask),
+}
+
+/// A change that waits until no other one is under way.
+#[derive(Debug)]
+enum DueChange {
+    Serve(Box<VolumeConfig>, Arc<OpenedVolume>),
+    Yield(Name),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Claims {
+    target: Name,
+    member: Option<GroupMember>,
+    // The volumes of the group that this member does not serve.
+    others: BTreeMap<Name, VolumeConfig>,
+    ended: (mpsc::UnboundedSender<EndedClaim>, mpsc::UnboundedReceiver<EndedClaim>),
+    asked: (mpsc::UnboundedSender<Question>, mpsc::UnboundedReceiver<Question>),
+    due: Vec<DueChange>,
+    under_way: Option<(DueChange, oneshot::Receiver<ChangeOutcome>)>,
+    // The volumes that another member took by force, and when.
+    lost: BTreeMap<Name, Instant>,
+    // Clients that wait until a volume is handed over, and since when.
+    orders: Vec<MoveOrder>,
+    // The claims under way.
+    claiming: BTreeMap<Name, MoreWishes>,
+}
+
+/// A client waits until a volume is handed over.
+#[derive(Debug)]
+struct MoveOrder {
+    name: Name,
+    since: Instant,
+    reply: oneshot::Sender<Result<(), String>>,
+}
+
+impl Claims {
+    /// Those of a target with this name and configuration. `others`: volumes of the configuration
+    /// that it does not serve at its start.
+    pub(super) fn new(target: Name, config: &TargetConfig, others: Vec<VolumeConfig>) -> Self {
+        let member = member_of(config);
+        let is_member = member.is_some();
+        let others = others.into_iter().filter(|volume| is_member && volume.image.is_some());
+        let others = others.filter_map(|volume| Some((Name::new(&volume.name).ok()?, volume)));
+        Self {
+            target,
+            member,
+            others: others.collect(),
+            ended: mpsc::unbounded_channel(),
+            asked: mpsc::unbounded_channel(),
+            due: Vec::new(),
+            under_way: None,
+            lost: BTreeMap::new(),
+            orders: Vec::new(),
+            claiming: BTreeMap::new(),
+        }
+    }
+
+    /// A client orders that a volume is handed over, and waits for that.
+    pub(super) fn order(
+        &mut self,
+        name: Name,
+        reply: oneshot::Sender<Result<(), String>>,
+        since: Instant,
+    ) {
+        self.orders.push(MoveOrder { name, since, reply });
+        self.yield_soon(name);
+    }
+
+    /// A volume is handed over, or is not.
+    fn answer_order(&mut self, name: Name, result: &Result<(), String>) {
+        for order in self.orders.extract_if(.., |order| order.name == name) {
+            // An error means that the client is gone.
+            drop(order.reply.send(result.clone()));
+        }
+    }
+
+    /// Ends the waits of clients that have lasted for too long. A hand-over that has not begun does
+    /// not begin any more. `busy`: the other change that is under way for long.
+    pub(super) fn end_late_orders(&mut self, now: Instant, busy: Option<&str>) {
+        let is_late =
+            |order: &MoveOrder| now.saturating_duration_since(order.since) >= MOVE_DEADLINE;
+        let late = self.orders.iter().find(|order| is_late(order)).map(|order| order.name);
+        let Some(name) = late else { return };
+        let within = MOVE_DEADLINE.as_secs();
+        let why = match self.is_yielding(name) {
+            true => format!("the hand-over of {name} has not ended within {within} s, and goes on"),
+            false => {
+                self.stays(name);
+                let busy = busy.unwrap_or("another change was under way");
+                format!("{name} is not handed over, and stays here: {busy}")
+            }
+        };
+        self.answer_order(name, &Err(why));
+    }
+
+    /// Whether the hand-over of a volume is under way.
+    pub(super) fn is_yielding(&self, name: Name) -> bool {
+        let of_name = |due: &DueChange| matches!(due, DueChange::Yield(other) if *other == name);
+        self.under_way.as_ref().is_some_and(|(due, _)| of_name(due))
+    }
+
+    /// A volume is not to be handed over any more, if that has not begun.
+    fn stays(&mut self, name: Name) {
+        self.due.retain(|due| !matches!(due, DueChange::Yield(other) if *other == name));
+    }
+
+    /// A volume is not handed over to a member that asks, unless a client has ordered it.
+    pub(super) fn refuses(&mut self, name: Name) {
+        if !self.orders.iter().any(|order| order.name == name) {
+            self.stays(name);
+        }
+    }
+
+    /// Whether the target is a member of a group.
+    pub(super) fn is_member(&self) -> bool {
+        self.member.is_some()
+    }
+
+    /// The volumes of the group that this member does not serve.
+    pub(super) fn others(&self) -> impl Iterator<Item = Name> {
+        self.others.keys().copied()
+    }
+
+    /// A volume of the group is served here no longer.
+    pub(super) fn leaves(&mut self, name: Name, config: VolumeConfig) {
+        if self.is_member() && config.image.is_some() {
+            self.others.insert(name, config);
+        }
+    }
+
+    /// A volume of the group is served here, by whichever order.
+    pub(super) fn begins(&mut self, name: Name, volume: VolumeIndex, store: &OpenStore) {
+        self.others.remove(&name);
+        self.listen_to(volume, store);
+    }
+
+    /// The volumes of the group that this member does not serve, by its configuration now. Returns
+    /// those that it had before.
+    pub(super) fn configure(&mut self, others: BTreeMap<Name, VolumeConfig>) -> BTreeSet<Name> {
+        std::mem::replace(&mut self.others, others).into_keys().collect()
+    }
+
+    /// Another member has taken a volume by force.
+    pub(super) fn loses(&mut self, name: Name, now: Instant) {
+        self.lost.insert(name, now);
+    }
+
+    /// Learns of the questions of other members for a volume.
+    pub(super) fn listen_to(&self, volume: VolumeIndex, store: &OpenStore) {
+        if let Some(image) = store.image() {
+            let asked = self.asked.0.clone();
+            // An error means that control has ended.
+            image.on_ask(move |ticket, ask| drop(asked.send((volume, ticket, ask))));
+        }
+    }
+
+    /// The next news. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<ClaimNews> {
+        tokio::select! {
+            Some((name, result)) = self.ended.1.recv() => {
+                self.claiming.remove(&name);
+                Some(ClaimNews::Ended(name, result))
+            }
+            Some((volume, ticket, ask)) = self.asked.1.recv() => {
+                Some(ClaimNews::Asked(volume, ticket, ask))
+            }
+            else => None,
+        }
+    }
+
+    /// Begins to claim the image of a volume. A claim under way takes the wish, too.
+    pub(super) fn begin(&mut self, name: Name, wish: Wish) {
+        if let Some(claim) = self.claiming.get(&name) {
+            claim.push(wish);
+            return;
+        }
+        let (ended, target) = (self.ended.0.clone(), self.target);
+        let (Some(member), Some(config)) = (self.member.clone(), self.others.get(&name).cloned())
+        else {
+            drop(ended.send((name, Err("the volume is in no group".to_owned()))));
+            return;
+        };
+        let is_old = |at: &Instant| at.elapsed() >= DAMPING;
+        let may_break = self.lost.get(&name).is_none_or(is_old);
+        tracing::info!(volume = %name, ?wish, may_break, "claims the image of a volume");
+        let more = MoreWishes::default();
+        self.claiming.insert(name, more.clone());
+        tokio::task::spawn_blocking(move || {
+            let member = GroupMember { wish, may_break, more, ..member };
+            let opened = open_one(0, &config, (&target, Some(&member)));
+            let opened = opened.map(Arc::new).map_err(|error| said_once(error.as_ref()));
+            // An error means that control has ended.
+            drop(ended.send((name, opened)));
+        });
+    }
+
+    /// An image is open: its volume is to be served. False: it is not configured any more.
+    pub(super) fn serve_soon(&mut self, name: Name, opened: Arc<OpenedVolume>) -> bool {
+        let config = self.others.get(&name).cloned();
+        let is_configured = config.is_some();
+        self.due.extend(config.map(|config| DueChange::Serve(Box::new(config), opened)));
+        is_configured
+    }
+
+    /// A volume is to be served by another member.
+    pub(super) fn yield_soon(&mut self, name: Name) {
+        let is_due = |due: &DueChange| matches!(due, DueChange::Yield(other) if *other == name);
+        if !self.is_yielding(name) && !self.due.iter().any(is_due) {
+            self.due.push(DueChange::Yield(name));
+        }
+    }
+
+    /// Whether a change or a client waits, or a change is under way.
+    pub(super) fn owes(&self) -> bool {
+        !self.due.is_empty() || self.under_way.is_some() || !self.orders.is_empty()
+    }
+
+    /// The next change to begin, if none of this is under way.
+    pub(super) fn next_change(
+        &mut self,
+    ) -> Option<(VolumeChange, ChangeFiles, oneshot::Sender<ChangeOutcome>)> {
+        if self.under_way.is_some() || self.due.is_empty() {
+            return None;
+        }
+        let due = self.due.remove(0);
+        let (change, files) = match &due {
+            DueChange::Serve(config, opened) => (
+                VolumeChange::Add(VolumeConfig::clone(config)),
+                ChangeFiles::of_new(Arc::clone(opened)),
+            ),
+            DueChange::Yield(name) => {
+                (VolumeChange::Yield { name: name.to_string() }, ChangeFiles::default())
+            }
+        };
+        let (reply, answer) = oneshot::channel();
+        self.under_way = Some((due, answer));
+        Some((change, files, reply))
+    }
+
+    /// The change under way has ended, if it has.
+    pub(super) fn ended_change(&mut self) -> Option<EndedChange> {
+        let (_, answer) = self.under_way.as_mut()?;
+        let result = match answer.try_recv() {
+            Err(oneshot::error::TryRecvError::Empty) => return None,
+            Err(oneshot::error::TryRecvError::Closed) => Err("the target stops".to_owned()),
+            Ok(outcome) => outcome.map(drop),
+        };
+        let (due, _) = self.under_way.take()?;
+        Some(match due {
+            DueChange::Serve(config, _) => {
+                let name = Name::new(&config.name).ok()?;
+                if result.is_ok() {
+                    self.others.remove(&name);
+                }
+                EndedChange::Served(name, result)
+            }
+            DueChange::Yield(name) => {
+                self.answer_order(name, &result);
+                EndedChange::Yielded(name, result)
+            }
+        })
+    }
+}
+
+/// A change of this that has ended.
+#[derive(Debug)]
+pub(super) enum EndedChange {
+    /// A volume is served, or not.
+    Served(Name, Result<(), String>),
+    /// A volume is served no longer, or still.
+    Yielded(Name, Result<(), String>),
+}
+
+/// Whether the owner hands a volume over to the member that asks. `busy`: a change of another
+/// volume is under way for long, and nothing is handed over before its end. Then the owner stays,
+/// with this reason: it serves the volume.
+pub(super) fn answer_to(
+    ask: &Ask,
+    volume: VolumeIndex,
+    core: &Core,
+    busy: Option<String>,
+) -> (AskAnswer, Option<String>) {
+    match (may_have(ask, volume, core), busy) {
+        (true, None) => (AskAnswer::HandsOver, None),
+        (true, Some(busy)) => (AskAnswer::Stays, Some(busy)),
+        (false, _) => (AskAnswer::Stays, None),
+    }
+}
+
+/// Whether the member that asks may have a volume.
+fn may_have(ask: &Ask, volume: VolumeIndex, core: &Core) -> bool {
+    let Some(volume) = core.volume(volume) else { return true };
+    let is_holder = core.holders().record(&volume.uuid).is_some_and(|it| ask.is_of_holder(it));
+    let is_alone = || core.connected_hosts(volume.index).all(|host| ask.is_of(host));
+    ask.take_over || (is_holder && is_alone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claims() -> Claims {
+        let config = TargetConfig { member: Some("a".to_owned()), ..TargetConfig::default() };
+        Claims::new(Name::new("store").unwrap(), &config, Vec::new())
+    }
+
+    #[test]
+    fn an_order_to_hand_over_ends_while_another_change_is_stuck() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let (reply, mut answer) = oneshot::channel();
+        claims.order(v, reply, now);
+        claims.yield_soon(w);
+        claims.end_late_orders(now + MOVE_DEADLINE / 2, None);
+        assert!(answer.try_recv().is_err() && claims.owes());
+        claims.end_late_orders(now + MOVE_DEADLINE, Some("volume x is resized"));
+        let why = answer.try_recv().unwrap().unwrap_err();
+        assert!(why.contains("stays here: volume x is resized"), "{why}");
+        // It is not handed over later, when nobody expects it.
+        let (change, ..) = claims.next_change().unwrap();
+        assert_eq!((change.word(), change.name()), ("hand over", "w"));
+        assert!(claims.is_yielding(w) && claims.next_change().is_none());
+    }
+
+    #[test]
+    fn a_hand_over_that_is_slow_goes_on_without_its_client() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let v = Name::new("v").unwrap();
+        let (reply, mut answer) = oneshot::channel();
+        claims.order(v, reply, now);
+        let (_, _, ended) = claims.next_change().unwrap();
+        claims.end_late_orders(now + MOVE_DEADLINE, None);
+        let why = answer.try_recv().unwrap().unwrap_err();
+        assert!(why.contains("goes on"), "{why}");
+        assert!(ended.send(Ok(crate::control::volumes::ChangedVolume::default())).is_ok());
+        assert!(matches!(claims.ended_change(), Some(EndedChange::Yielded(_, Ok(())))));
+        assert!(!claims.owes());
+    }
+
+    #[test]
+    fn a_member_that_asks_takes_back_no_order_of_a_client() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let (reply, _answer) = oneshot::channel();
+        claims.order(v, reply, now);
+        claims.yield_soon(w);
+        claims.refuses(v);
+        claims.refuses(w);
+        let (change, ..) = claims.next_change().unwrap();
+        assert_eq!((change.word(), change.name()), ("hand over", "v"));
+        assert!(claims.due.is_empty());
+    }
+}

@@ -1,0 +1,237 @@
+//! The acts of a [`Claim`], carried out at a cluster. All of them are made by the client that will
+//! do the I/O: it has the map that its own fence made.
+
+use std::ffi::{CStr, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use rblk_protocol::AccessMode;
+
+use super::cluster::{Cluster, checked, text};
+use super::group_member::GroupMember;
+use super::header_lock::{HeaderLock, LockOwner};
+use super::image_claim::{Act, Claim, Event, Outcome, Wish};
+use super::library::{Handle, ImageWatcher, LOCK_EXCLUSIVE, Library};
+use super::open_image::{PROVEN, boot_ms};
+use super::owner_question::{Ask, ask};
+use super::state_object::{OwnerNote, StateObject};
+use crate::record::parse_record;
+
+/// How long a former owner stays fenced: longer than any machine is suspended.
+pub(super) const FENCE_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
+/// Time between two looks at an owner that hands over, or is dead.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a former owner may answer hosts from its cache after this client took the lock, and
+/// some more: its last proof of the lock is older.
+const FORMER_ANSWERS: Duration = PROVEN.saturating_add(Duration::from_secs(1));
+
+/// Most clients that have an image open.
+const WATCHERS_MOST: usize = 64;
+
+/// The places of a claim.
+pub(super) struct ClaimPlaces<'p> {
+    pub library: &'static Library,
+    pub cluster: &'p Cluster,
+    pub image: Handle,
+    pub lock: &'p HeaderLock,
+    pub object: &'p StateObject,
+}
+
+/// An image that this member owns.
+pub(super) struct Claimed {
+    pub note: OwnerNote,
+    pub owner: LockOwner,
+    /// A moment at which this client had the lock, by [`boot_ms`].
+    pub proven_at: u64,
+    /// A former owner may still answer hosts from its cache: see [`wait_for_former`].
+    pub is_unproven: bool,
+}
+
+/// Why an image is not claimed, and the reason that its owner gave.
+pub(super) type NotClaimed = (Outcome, Option<String>);
+
+/// Claims an image. Blocks as long as the cluster does, and as an owner that hands over. Nobody
+/// waits for an abandoned claim: it disturbs no owner any more.
+pub(super) fn claim(
+    places: &ClaimPlaces<'_>,
+    member: &GroupMember,
+    is_abandoned: &AtomicBool,
+) -> Result<Result<Claimed, NotClaimed>, Errno> {
+    let GroupMember { name, addresses, wish, may_break, more } = member.clone();
+    let own = OwnerNote { member: name, addresses, ..OwnerNote::default() };
+    let mut claim = Claim::new(own, wish, may_break);
+    let mut act = claim.next(Event::Begin);
+    let mut seen = OwnerNote::default();
+    let (mut locked, mut why) = (None, None);
+    loop {
+        tracing::debug!(object = places.object.name(), ?act, "a claim");
+        if locked.is_none() && is_abandoned.load(Ordering::Relaxed) && claim.may_stop_before(&act) {
+            tracing::warn!(object = places.object.name(), ?act, "a claim was given up");
+            return Err(Errno::ECANCELED);
+        }
+        more.take().into_iter().for_each(|wish| claim.raise(wish));
+        let event = match act {
+            Act::Look => {
+                seen = places.object.owner()?;
+                Event::Seen(seen.clone(), places.lock.owner()?.map(|owner| owner.address))
+            }
+            Act::ReadHolder => Event::Holder(places.holder(claim.wish())?),
+            Act::Ask => {
+                let question = Ask::of(&member.name, claim.wish());
+                let said = ask(places.object, seen.epoch, &question)?;
+                why = said.as_ref().and_then(|said| said.why.clone());
+                Event::Answered(said.map(|said| said.answer))
+            }
+            Act::FindWatch(client) => Event::Watched(places.is_watched(&client)?),
+            Act::Lock => {
+                locked = places.take_lock()?;
+                Event::Locked(locked.as_ref().map(|(owner, _)| owner.address.clone()))
+            }
+            Act::Fence(client) => {
+                tracing::warn!(client, owner = seen.member, "fences the client of a former owner");
+                places.cluster.fence(&client, FENCE_SECONDS)?;
+                Event::Fenced
+            }
+            Act::NewestMap => {
+                places.cluster.wait_for_map()?;
+                Event::HasMap
+            }
+            Act::Break(client) => Event::Broken(places.break_lock(&client)?),
+            Act::Swap(epoch, note) => Event::Swapped(places.object.swap_owner(epoch, &note)?),
+            Act::Unlock => {
+                // SAFETY: an open image.
+                checked(unsafe { (places.library.rbd_lock_release)(places.image) })?;
+                Event::Unlocked
+            }
+            Act::Pause => {
+                thread::sleep(PAUSE);
+                Event::Paused
+            }
+            Act::End(outcome) => {
+                return Ok(match (outcome, locked) {
+                    (Outcome::Owned(note), Some((owner, proven_at))) => {
+                        Ok(Claimed { note, owner, proven_at, is_unproven: claim.is_unproven() })
+                    }
+                    (outcome, _) => Err((outcome, why)),
+                });
+            }
+        };
+        act = claim.next(event);
+    }
+}
+
+/// Waits until no former owner answers a host from its cache any more. Returns whether this client
+/// still has the lock then, and when.
+///
+/// A former owner answers for [`PROVEN`] after the last look that proved its lock, whether or not
+/// the cluster reaches it. That look was before this client had the lock.
+pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Result<bool, Errno> {
+    let took = Duration::from_millis(claimed.proven_at);
+    let left = (took + FORMER_ANSWERS).saturating_sub(Duration::from_millis(boot_ms()));
+    tracing::info!(
+        client = claimed.note.client,
+        ?left,
+        "waits until a former owner has noticed that it may not answer"
+    );
+    thread::sleep(left);
+    let began = boot_ms();
+    let has_it = lock.owner()?.is_some_and(|owner| owner.address == claimed.owner.address);
+    claimed.proven_at = began;
+    Ok(has_it)
+}
+
+impl ClaimPlaces<'_> {
+    /// How the host that comes back had the volume by the record, if it is the holder.
+    fn holder(&self, wish: Wish) -> Result<Option<AccessMode>, Errno> {
+        let Wish::Return(host, generation) = wish else { return Ok(None) };
+        let record = self.object.record()?.and_then(|(text, _)| parse_record(&text).ok());
+        let holder = record.as_ref().and_then(|(record, _)| record.holder());
+        Ok(holder.filter(|holder| holder.may_be(host, generation)).map(|holder| holder.mode))
+    }
+
+    /// Whether a client watches the image: the cluster drops a dead one after 30 s.
+    fn is_watched(&self, client: &str) -> Result<bool, Errno> {
+        let none = ImageWatcher { address: ptr::null_mut(), id: 0, cookie: 0 };
+        let mut watchers = vec![none; WATCHERS_MOST];
+        let mut count = watchers.len();
+        // SAFETY: an open image; the list has room for as many watchers as `count` says.
+        let listed = checked(unsafe {
+            (self.library.rbd_watchers_list)(self.image, watchers.as_mut_ptr(), &raw mut count)
+        });
+        match listed {
+            Ok(_) => {}
+            // More than any image has: librbd finds out whether the owner lives.
+            Err(Errno::ERANGE) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+        let listed = &watchers[..count.min(watchers.len())];
+        let is_client = |watcher: &ImageWatcher| {
+            // SAFETY: a text that the call made, which ends with a zero.
+            let address = unsafe { CStr::from_ptr(watcher.address) }.to_string_lossy();
+            address.strip_prefix("v1:").unwrap_or(&address) == client
+        };
+        let is_watched = listed.iter().any(is_client);
+        // SAFETY: the list that the call made, which nothing uses any more.
+        unsafe { (self.library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
+        Ok(is_watched)
+    }
+
+    /// Takes the lock, if nobody who lives has it. Returns this client as its owner, and a moment
+    /// at which it had the lock.
+    fn take_lock(&self) -> Result<Option<(LockOwner, u64)>, Errno> {
+        // SAFETY: an open image.
+        match checked(unsafe { (self.library.rbd_lock_acquire)(self.image, LOCK_EXCLUSIVE) }) {
+            Ok(_) => {}
+            Err(Errno::EROFS | Errno::EBUSY | Errno::EAGAIN) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+        let began = boot_ms();
+        let owner = self.lock.owner()?.ok_or(Errno::ENOLCK)?;
+        Ok(Some((owner, began)))
+    }
+
+    /// Breaks the lock, if that client has it.
+    fn break_lock(&self, client: &str) -> Result<bool, Errno> {
+        let (mut mode, mut owners, mut count): (c_int, _, usize) = (0, [ptr::null_mut(); 4], 4);
+        // SAFETY: an open image; the call writes the mode, the number of owners and their texts,
+        // for which the list has room.
+        let listed = checked(unsafe {
+            (self.library.rbd_lock_get_owners)(
+                self.image,
+                &raw mut mode,
+                owners.as_mut_ptr(),
+                &raw mut count,
+            )
+        });
+        match listed {
+            Ok(_) => {}
+            Err(Errno::ENOENT) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+        let has_it = |owner: &&*mut std::ffi::c_char| {
+            // SAFETY: a text that the call made, which ends with a zero.
+            let owner = unsafe { CStr::from_ptr(**owner) }.to_string_lossy();
+            owner.strip_prefix("v1:").unwrap_or(&owner) == client
+        };
+        let found = owners[..count.min(owners.len())].iter().find(has_it).map(|owner| {
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(*owner) }.to_string_lossy().into_owned()
+        });
+        // SAFETY: the texts that the call made, which nothing uses any more.
+        unsafe { (self.library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+        let Some(owner) = found else { return Ok(false) };
+        let owner = text(&owner);
+        // SAFETY: an open image; the text lives as long as the call.
+        let broken = checked(unsafe {
+            (self.library.rbd_lock_break)(self.image, LOCK_EXCLUSIVE, owner.as_ptr())
+        });
+        match broken {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT | Errno::EBUSY) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+}

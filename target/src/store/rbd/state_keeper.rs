@@ -1,0 +1,362 @@
+//! [`StateKeeper`]: the thread of the [`StateObject`] of an image that this member owns, and
+//! [`ImageRecord`], the record of the volume there.
+//!
+//! A call to a cluster that does not answer ends when it answers again. So it is made by a thread
+//! of its own, and whoever waits for a record gives up after [`DEADLINE`]: the records of all other
+//! volumes wait behind this one. The thread remembers a change whose end nobody waited for.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::cluster::checked;
+use super::image_claim::AskAnswer;
+use super::owner_question::{Ask, AskTicket, SaidAnswer, receive, say};
+use super::state_object::{KeptText, OwnerNote, StateObject};
+use crate::record::{
+    KeepError, Keeper, KeeperContent, Revision, VolumeRecord, parse_record, record_text,
+};
+
+/// How long a record is waited for.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Seconds after which the cluster forgets the watch of a client that it does not hear of.
+const WATCH_SECONDS: u32 = 30;
+
+/// Learns of the questions of other members.
+pub(super) type OnAsk = Box<dyn Fn(AskTicket, Ask) + Send>;
+
+/// An order to the thread.
+enum StateOrder {
+    Read(SyncSender<Result<KeptText, Errno>>),
+    // The expected and the next revision.
+    Replace((u64, u64), Vec<u8>, SyncSender<Result<bool, Errno>>),
+    Asked(AskTicket, Vec<u8>),
+    Answer(AskTicket, AskAnswer, Option<String>),
+    Listen(OnAsk),
+    // The watch is broken.
+    WatchAnew,
+    // The flag: the image is lost, or may be.
+    End(bool),
+}
+
+/// See the module. The drop gives the image back, and waits for the thread.
+#[derive(Debug)]
+pub(super) struct StateKeeper {
+    orders: Sender<StateOrder>,
+    thread: Option<JoinHandle<()>>,
+    is_lost: bool,
+}
+
+impl StateKeeper {
+    /// Begins to keep the object, as the owner of this note. The cluster must not end before the
+    /// keeper has.
+    pub(super) fn begin(object: StateObject, note: OwnerNote) -> io::Result<Self> {
+        let (orders, received) = mpsc::channel();
+        let to_self = orders.clone();
+        let spawned = thread::Builder::new().name("rblk-state".to_owned()).spawn(move || {
+            let watch = Watch::begin(&object, to_self.clone());
+            let (untold, on_ask) = (None, None);
+            let mut keeping = Keeping { object: &object, note, untold, on_ask, watch, to_self };
+            let is_lost = keeping.run(&received);
+            // No question comes any more.
+            keeping.watch = None;
+            // Another client than a member may have a lost image. The next owner finds the note of
+            // one that has not the lock any more, and lets no host resume.
+            if !is_lost {
+                keeping.give_back();
+            }
+        });
+        Ok(Self { orders, thread: Some(spawned?), is_lost: false })
+    }
+
+    /// The image is lost, or may be: it is not given back.
+    pub(super) fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
+    /// The record of the volume there.
+    pub(super) fn record(&self, volume: [u8; 16], place: String) -> ImageRecord {
+        ImageRecord { volume, orders: self.orders.clone(), place }
+    }
+
+    /// A way to listen to other members, and to answer them.
+    pub(super) fn asking(&self) -> Asking {
+        Asking(self.orders.clone())
+    }
+}
+
+impl Drop for StateKeeper {
+    fn drop(&mut self) {
+        // Errors mean that the thread has ended.
+        let _ = self.orders.send(StateOrder::End(self.is_lost));
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// The questions of other members to the owner of an image.
+#[derive(Clone, Debug)]
+pub(super) struct Asking(Sender<StateOrder>);
+
+impl Asking {
+    /// Has a function called for each question. Without one, the owner stays.
+    pub(super) fn listen(&self, on_ask: OnAsk) {
+        let _ = self.0.send(StateOrder::Listen(on_ask));
+    }
+
+    /// Answers a question, with the reason of an owner that stays.
+    pub(super) fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
+        let _ = self.0.send(StateOrder::Answer(ticket, answer, why));
+    }
+}
+
+/// The work of the thread.
+struct Keeping<'o> {
+    object: &'o StateObject,
+    note: OwnerNote,
+    // A change that was made, and nobody waited for: both revisions.
+    untold: Option<(u64, u64)>,
+    on_ask: Option<OnAsk>,
+    watch: Option<Watch<'o>>,
+    to_self: Sender<StateOrder>,
+}
+
+impl Keeping<'_> {
+    /// Returns whether the image is lost.
+    fn run(&mut self, orders: &Receiver<StateOrder>) -> bool {
+        while let Ok(order) = orders.recv() {
+            match order {
+                // An error means that nobody waits any more.
+                StateOrder::Read(reply) => drop(reply.send(self.object.record())),
+                StateOrder::Replace(revisions, text, reply) => {
+                    let replaced = self.replace(revisions, &text);
+                    if reply.send(replaced).is_err() && replaced == Ok(true) {
+                        self.untold = Some(revisions);
+                    }
+                }
+                StateOrder::Asked(ticket, text) => {
+                    match (Ask::parse(&text), &self.on_ask) {
+                        (Some(ask), Some(on_ask)) => on_ask(ticket, ask),
+                        // Nothing of this volume is served yet.
+                        (Some(_), None) => self.answer(ticket, AskAnswer::Stays, None),
+                        (None, _) => {}
+                    }
+                }
+                StateOrder::Answer(ticket, said, why) => self.answer(ticket, said, why),
+                StateOrder::Listen(on_ask) => self.on_ask = Some(on_ask),
+                StateOrder::WatchAnew => {
+                    self.watch = None;
+                    self.watch = Watch::begin(self.object, self.to_self.clone());
+                }
+                StateOrder::End(is_lost) => return is_lost,
+            }
+        }
+        false
+    }
+
+    fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
+        let epoch = self.note.epoch;
+        say(self.object, ticket, &SaidAnswer { epoch, answer, why });
+    }
+
+    fn replace(&mut self, (expected, next): (u64, u64), text: &[u8]) -> Result<bool, Errno> {
+        let expected = match self.untold {
+            Some((before, written)) if before == expected => written,
+            _ => expected,
+        };
+        let replaced = self.object.replace(self.note.epoch, (expected, next), text);
+        if replaced == Ok(true) {
+            self.untold = None;
+        }
+        replaced
+    }
+
+    /// Notes that nobody owns the image. Without this, the next owner fences this client.
+    fn give_back(&self) {
+        let (client, closing) = (String::new(), self.note.client.clone());
+        let epoch = self.note.epoch + 1;
+        let note = OwnerNote { client, closing, epoch, ..self.note.clone() };
+        match self.object.swap_owner(self.note.epoch, &note) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(object = self.object.name(), "another member has it by now")
+            }
+            Err(errno) => {
+                tracing::warn!(object = self.object.name(), %errno, "cannot give an image back");
+            }
+        }
+    }
+}
+
+/// A watch of the object, by which other members reach the owner. The drop ends it.
+struct Watch<'o> {
+    object: &'o StateObject,
+    number: u64,
+    argument: *mut Sender<StateOrder>,
+}
+
+impl<'o> Watch<'o> {
+    fn begin(object: &'o StateObject, orders: Sender<StateOrder>) -> Option<Self> {
+        let argument = Box::into_raw(Box::new(orders));
+        let mut number = 0;
+        // SAFETY: an open pool; the argument lives until the watch has ended.
+        let watched = checked(unsafe {
+            (object.library().rados_watch3)(
+                object.pool(),
+                object.object().as_ptr(),
+                &raw mut number,
+                on_notice,
+                on_broken,
+                WATCH_SECONDS,
+                argument.cast(),
+            )
+        });
+        match watched {
+            Ok(_) => Some(Self { object, number, argument }),
+            Err(errno) => {
+                // SAFETY: made above; no watch has it.
+                drop(unsafe { Box::from_raw(argument) });
+                tracing::warn!(
+                    object = object.name(), %errno,
+                    "other members cannot ask this one for an image: they fence it when a host asks them for it"
+                );
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the watch is its own.
+        let ended =
+            unsafe { (self.object.library().rados_unwatch2)(self.object.pool(), self.number) };
+        if checked(ended).is_ok() {
+            self.object.flush_watches();
+            // SAFETY: made by `Box::into_raw`; no callback runs after the end of the watch.
+            drop(unsafe { Box::from_raw(self.argument) });
+        }
+    }
+}
+
+unsafe extern "C" fn on_notice(
+    argument: *mut c_void,
+    notice: u64,
+    watch: u64,
+    _: u64,
+    data: *mut c_void,
+    len: usize,
+) {
+    // SAFETY: the argument of the watch, which lives as long as the watch.
+    let orders = unsafe { &*argument.cast::<Sender<StateOrder>>() };
+    // SAFETY: librados gives so many bytes for the time of the call.
+    let text = unsafe { receive(data, len) };
+    // An error means that the thread ends.
+    let _ = orders.send(StateOrder::Asked(AskTicket { notice, watch }, text));
+}
+
+unsafe extern "C" fn on_broken(argument: *mut c_void, _: u64, errno: c_int) {
+    // SAFETY: the argument of the watch, which lives as long as the watch.
+    let orders = unsafe { &*argument.cast::<Sender<StateOrder>>() };
+    // An error means that the thread ends.
+    let _ = orders.send(StateOrder::WatchAnew);
+    // The looks at the lock find out whether the image is lost.
+    let errno = Errno::from_raw(errno.wrapping_neg());
+    tracing::warn!(%errno, "the watch of an image's state is broken: other members cannot ask");
+}
+
+/// The record of a volume on an image, in the object beside it.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageRecord {
+    volume: [u8; 16],
+    orders: Sender<StateOrder>,
+    place: String,
+}
+
+impl ImageRecord {
+    fn asked<T>(
+        &self,
+        order: impl FnOnce(SyncSender<Result<T, Errno>>) -> StateOrder,
+    ) -> io::Result<T> {
+        let (reply, answer) = mpsc::sync_channel(0);
+        let closed = || io::Error::new(io::ErrorKind::NotConnected, "the image is closed");
+        self.orders.send(order(reply)).map_err(|_| closed())?;
+        match answer.recv_timeout(DEADLINE) {
+            Ok(result) => result.map_err(|errno| match errno {
+                Errno::ESHUTDOWN => io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "the cluster has fenced this target",
+                ),
+                errno => errno.into(),
+            }),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(closed()),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the cluster did not answer within {} s", DEADLINE.as_secs()),
+            )),
+        }
+    }
+
+    fn kept(&self) -> io::Result<KeptText> {
+        self.asked(StateOrder::Read)
+    }
+
+    fn write(&self, record: &VolumeRecord, revisions: (Revision, Revision)) -> io::Result<bool> {
+        let (expected, next) = revisions;
+        let text = record_text(record, next)?;
+        self.asked(|reply| StateOrder::Replace((expected.0, next.0), text, reply))
+    }
+}
+
+impl Keeper for ImageRecord {
+    fn read(&self) -> io::Result<KeeperContent> {
+        let Some((text, noted)) = self.kept()? else { return Ok(KeeperContent::Nothing) };
+        Ok(match parse_record(&text) {
+            Ok((record, _)) if record.volume() != self.volume => {
+                KeeperContent::Garbage("it is the record of another volume".to_owned())
+            }
+            Ok((record, revision)) if revision == Revision(noted) => {
+                KeeperContent::Record(record, revision)
+            }
+            Ok(_) => KeeperContent::Garbage("its revision is another one than is noted".to_owned()),
+            Err(error) => KeeperContent::Garbage(error),
+        })
+    }
+
+    fn replace(&self, record: &VolumeRecord, expected: Revision) -> Result<Revision, KeepError> {
+        let next = expected.next();
+        if self.write(record, (expected, next))? {
+            return Ok(next);
+        }
+        match self.kept()? {
+            Some((_, found)) if found != expected.0 => {
+                Err(KeepError::Conflict { found: Revision(found), expected })
+            }
+            _ => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "another member of the group owns the image",
+            )
+            .into()),
+        }
+    }
+
+    fn renounce(&self) -> io::Result<()> {
+        let (mut record, revision) = match self.read()? {
+            KeeperContent::Record(record, revision) => (record, revision),
+            // A volume without a record vouches for nothing anyway.
+            KeeperContent::Nothing | KeeperContent::Garbage(_) => return Ok(()),
+        };
+        record.renounce();
+        match self.write(&record, (revision, revision))? {
+            true => Ok(()),
+            false => Err(io::Error::other("another program wrote it meanwhile")),
+        }
+    }
+
+    fn place(&self) -> String {
+        self.place.clone()
+    }
+}
