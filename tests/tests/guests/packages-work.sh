@@ -395,18 +395,18 @@ path = \"/srv/half2.img\""
     must rblk-initiator mount tcp://127.0.0.1:7731 half2 --target-key "$key" --fail-after 5s
     udevadm settle
     raid_1
-    within 100 grep -q '\[UU\]' /proc/mdstat
+    within 300 grep -q '\[UU\]' /proc/mdstat
     has_data /dev/md/mirror new
     must systemctl kill -s KILL store2
     must mount /dev/md/mirror /layer
     fill /layer
-    within 100 grep -q '\[U_\]' /proc/mdstat
+    within 300 grep -q '\[U_\]' /proc/mdstat
     show cat /proc/mdstat
     verify /layer
     other_target
     within 100 is half2 connected
     raid_2
-    within 100 grep -q '\[UU\]' /proc/mdstat
+    within 300 grep -q '\[UU\]' /proc/mdstat
     umount /layer
     # The other half alone has everything, too.
     must mdadm /dev/md/mirror --fail /dev/rblk/client1/half1

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use rblk_protocol::{CommandCapsule, Epoch, Name};
+use rblk_protocol::{CommandCapsule, Name};
 
 use crate::control::core::effect::ConnectionRef;
 use crate::volume::ids::{AdmissionId, SessionIndex};
@@ -26,7 +26,6 @@ pub(super) struct ClaimingOpen {
     pub(super) from: ConnectionRef,
     pub(super) id: AdmissionId,
     pub(super) session: SessionIndex,
-    pub(super) epoch: Epoch,
     pub(super) capsule: CommandCapsule,
     pub(super) body: Vec<u8>,
     since: Instant,
@@ -108,12 +107,12 @@ impl Elsewhere {
         &mut self,
         name: Name,
         (from, id): (ConnectionRef, AdmissionId),
-        (session, epoch): (SessionIndex, Epoch),
+        session: SessionIndex,
         (capsule, body): (&CommandCapsule, &[u8]),
         since: Instant,
     ) {
         let (capsule, body) = (*capsule, body.to_vec());
-        self.waiting.push(ClaimingOpen { name, from, id, session, epoch, capsule, body, since });
+        self.waiting.push(ClaimingOpen { name, from, id, session, capsule, body, since });
     }
 
     /// The claim has ended. Returns the OPENs that waited for it. `is_served`: by this member now.

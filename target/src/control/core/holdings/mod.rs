@@ -168,12 +168,13 @@ impl Holdings {
         now: Instant,
     ) {
         for open in self.elsewhere.claimed(name, result.is_ok()) {
-            let ClaimingOpen { from, id, session, epoch, capsule, body, .. } = open;
+            let ClaimingOpen { from, id, session, capsule, body, .. } = open;
             if let Err(text) = result {
                 out.reply_saying(from, capsule.tag, ELSEWHERE, text.clone());
                 continue;
             }
-            if sessions.table().get(session).is_none_or(|session| session.epoch != epoch) {
+            let way = sessions.table().get(session).and_then(|session| session.way(capsule.epoch));
+            if way.is_none() {
                 out.reply_status(from, capsule.tag, Status::Fenced);
                 continue;
             }

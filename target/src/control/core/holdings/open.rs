@@ -147,7 +147,7 @@ impl Holdings {
         }
         let from = (command.from, command.id);
         let sent = (command.capsule, command.body);
-        self.elsewhere.push(name, from, (session, state.epoch), sent, command.now);
+        self.elsewhere.push(name, from, session, sent, command.now);
         AdminAnswer::Later
     }
 
