@@ -76,7 +76,8 @@ pub(crate) fn no_answer(path: &Path, error: &io::Error) -> Refusal {
             "process {pid} serves, and its control socket {path} was removed, so no command can reach it. \
              `systemctl restart rblk-target`, or `kill {pid}` (which drains and ends it) and start it again"
         );
-        return Refusal::new(Exit::NotConnected, text);
+        // Not the code for "no target": scripts, such as those of the packages, would go on.
+        return Refusal::new(Exit::Failure, text);
     }
     if error.kind() == io::ErrorKind::PermissionDenied {
         let text = format!(

@@ -166,12 +166,12 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(V
     // The failures of the addresses before the next one.
     let (mut faults, mut elsewhere) = (Vec::new(), None);
     loop {
-        let mut session = match connect_any(&addresses[faults.len()..], config, known_by).await {
-            Ok((session, more)) => {
-                faults.extend(more);
-                session
-            }
-            Err(error) => return Err(elsewhere.unwrap_or_else(|| error.into())),
+        let connected = connect_any(&addresses, config, known_by, &mut faults).await;
+        let mut session = match (connected, elsewhere) {
+            (Ok(session), _) => session,
+            // The target that answered may serve the volume later.
+            (Err(error), Some(elsewhere)) if error.is_transient() => return Err(elsewhere),
+            (Err(error), _) => return Err(error.into()),
         };
         let opened = match may_open(first, &known_by.host, &session) {
             Ok(()) => {
@@ -309,16 +309,17 @@ pub(crate) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<R
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 
-/// Opens a session by the first address that answers, and returns the failures of the addresses
-/// before it. Tries each once.
+/// Opens a session by the first address that answers, behind those that have failed already. Tries
+/// each once, and adds the failures to `faults`.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
     known_by: &KnownBy,
-) -> Result<(Session, Vec<String>), SessionError> {
+    faults: &mut Vec<String>,
+) -> Result<Session, SessionError> {
     let asks_ways = config.uses_all_paths() && may_be_ways(addresses.len());
-    let (mut last, mut faults) = (None, Vec::new());
-    for address in addresses {
+    let mut last = None;
+    for address in addresses.iter().skip(faults.len()) {
         let (host, credentials) = (&known_by.host, known_by.credentials());
         let known_by = (host, credentials);
         match Session::begin_by(address, &options(config), known_by, asks_ways).await {
@@ -326,7 +327,7 @@ async fn connect_any(
                 if let Some(way) = WayIndex::new(faults.len()).filter(|_| asks_ways) {
                     session.set_way(way);
                 }
-                return Ok((session, faults));
+                return Ok(session);
             }
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");

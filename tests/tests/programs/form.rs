@@ -85,6 +85,7 @@ impl Bed {
                 "volume resize",
                 format!("w 2MiB --config {config} --control-socket {socket}"),
             ),
+            ("rblk-target", "volume move", format!("w --control-socket {socket}")),
             ("rblk-target", "volume remove", format!("w --control-socket {socket}")),
             ("rblk-target", "volume snapshot", format!("v --control-socket {socket}")),
             ("rblk-target", "session list", format!("--control-socket {socket}")),
