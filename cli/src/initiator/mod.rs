@@ -86,6 +86,7 @@ fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
         Command::Umount { .. } | Command::Doctor(_) => Err(become_daemon(LentDescriptors::All)),
         Command::Discover { .. }
         | Command::Leftovers { .. }
+        | Command::LimitRequests(_)
         | Command::Users { .. }
         | Command::WriteBack { .. } => Err(become_daemon(LentDescriptors::Standard)),
     }

@@ -20,7 +20,6 @@ use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
 use super::AlreadyMounted;
-use super::device::queue_settings;
 use super::end_signals::EndSignals;
 use super::mounted::Mount;
 use super::note::Note;
@@ -121,9 +120,7 @@ pub(super) async fn take_over(
     mount.write_note();
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
     mount.start_queues(&mut device, &outbox)?;
-    let mut device = start_device(&mut mount, device, &mut from_queues, signals).await?;
-    // The process before may have handed the disk over.
-    queue_settings::unlimit_requests(&mut device);
+    let device = start_device(&mut mount, device, &mut from_queues, signals).await?;
     tracing::info!(
         rblk_event = "recover",
         device = mount.disk(),

@@ -44,6 +44,12 @@ impl fmt::Display for CpuList {
     }
 }
 
+impl FromIterator<u16> for CpuList {
+    fn from_iter<I: IntoIterator<Item = u16>>(cpus: I) -> Self {
+        Self(cpus.into_iter().map(|cpu| cpu..=cpu).collect())
+    }
+}
+
 impl CpuList {
     /// The CPUs that this host uses. None where the kernel does not say it.
     #[must_use]
@@ -91,6 +97,15 @@ mod tests {
         assert_eq!("\n".parse(), Ok(CpuList::default()));
         for text in ["garbage", "3-1", "1,", "1-", "70000", "-1"] {
             assert_eq!(text.parse::<CpuList>(), Err(NoCpuList), "{text}");
+        }
+    }
+
+    #[test]
+    fn single_cpus_are_a_list() {
+        for cpus in [&[][..], &[3], &[0, 2, 64]] {
+            let list: CpuList = cpus.iter().copied().collect();
+            assert_eq!(list.to_string().parse(), Ok(list.clone()));
+            assert_eq!(list.iter().collect::<Vec<_>>(), cpus);
         }
     }
 

@@ -12,6 +12,9 @@ pub struct KernelFeature {
 impl KernelFeature {
     /// A disk that is in use gets another size (`UPDATE_SIZE`).
     pub const RESIZE_IN_USE: Self = Self::new("the resize of a disk in use", 6, 16);
+    /// The driver sees the end of a server when its node is closed (`QUIESCE` came with it): a disk
+    /// is handed over without a limit of its requests.
+    pub const SEES_END: Self = Self::new("a driver that sees the end of a server", 6, 16);
     /// The kernel lives on if system calls are counted in an emulator.
     pub const COUNTED_CALLS: Self = Self::new("the count of system calls in an emulator", 7, 0);
     /// A [far host](super::FarHost) is a network namespace with Soft-RoCE.

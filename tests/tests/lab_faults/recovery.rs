@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rblk_config::{CacheMode, OnLoss, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
-    Aligned, DEADLINE, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags, Witness, pattern,
-    run, until,
+    Aligned, DEADLINE, Fio, KernelFeature, Lab, MountFlags, Mounted, StallMeter, Target,
+    TargetFlags, Witness, pattern, run, until,
 };
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
@@ -43,22 +43,30 @@ fn no_program_is_no_upgrade(lab: &Lab, mounted: &Mounted<'_>) {
     assert_eq!(mounted.status().pid, pid, "{said}");
 }
 
-#[test]
-#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn upgrade_under_fio() {
-    run("upgrade_under_fio", |lab| {
-        let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
-        let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
-        let node = mounted.node();
+/// A mount that is handed over to one copy of the program after the other.
+struct Upgrades<'l> {
+    lab: &'l Lab,
+    mounted: Mounted<'l>,
+    meter: StallMeter,
+    witness: Witness,
+    copies: usize,
+}
+
+impl<'l> Upgrades<'l> {
+    fn new(lab: &'l Lab) -> Self {
+        let mounted = Mounted::new(lab, &flags(lab.rdma()));
         let meter = StallMeter::start(mounted.device());
-        let fio = endless_fio(&mounted).start();
-        let witness = Witness::start();
-        let mut copies = 0;
-        for round in 0..lab.times(3, 20) {
+        Self { lab, mounted, meter, witness: Witness::start(), copies: 0 }
+    }
+
+    /// Upgrades `times` times, while requests come.
+    fn run(&mut self, times: usize) {
+        let Self { lab, mounted, meter, witness, copies } = self;
+        for round in 0..times {
             witness.judge(&format!("{}: {round}", lab.test()), || {
-                wait_for_io(&mounted, &meter);
+                wait_for_io(mounted, meter);
                 // A new file each time, so that the test can tell which program runs afterwards.
-                copies += 1;
+                *copies += 1;
                 let dir = lab.path(&format!("new{copies}"));
                 std::fs::create_dir_all(&dir).expect("a directory");
                 let new = dir.join("rblk-initiatord");
@@ -66,7 +74,7 @@ fn upgrade_under_fio() {
                 std::fs::copy(old.get_program(), &new).expect("copying the program");
                 let (_, begun) = (meter.longest(), witness.now());
                 let took = mounted.upgrade(Some(&new));
-                wait_for_io(&mounted, &meter);
+                wait_for_io(mounted, meter);
                 let (stall, lost) = (meter.longest(), witness.lost_since(&begun));
                 println!(
                     "{}: {round}: the command took {took:.2?}; no answer for {stall:.2?}",
@@ -79,6 +87,8 @@ fn upgrade_under_fio() {
                 };
                 let runs = format!("/proc/{}/exe", mounted.pid());
                 assert_eq!(file(Path::new(&runs)), file(&new), "another program runs");
+                has_all_requests(mounted);
+                has_no_child(mounted);
                 if stall > took + DETECT + SLACK + lost {
                     return Err(format!("a stall of {stall:?}"));
                 }
@@ -87,11 +97,71 @@ fn upgrade_under_fio() {
         }
         let log = mounted.log();
         assert!(!log.contains("may be lost"), "a hand-over was not safe: {log}");
-        no_program_is_no_upgrade(lab, &mounted);
-        wait_for_io(&mounted, &meter);
+    }
+}
+
+/// The disk of a mount gets all requests again that an older kernel is to have.
+fn has_all_requests(mounted: &Mounted<'_>) {
+    if KernelFeature::SEES_END.is_there() {
+        return;
+    }
+    let disk = mounted.device().file_name().expect("a name").display();
+    let file = format!("/sys/block/{disk}/queue/nr_requests");
+    let usual = (mounted.status().queue_depth - 1).to_string();
+    until("all requests of the disk", PATIENCE, || {
+        let found = std::fs::read_to_string(&file).expect("nr_requests");
+        (found.trim() == usual).then_some(())
+    });
+}
+
+/// The process of a mount has no child, not even a dead one.
+fn has_no_child(mounted: &Mounted<'_>) {
+    let pid = mounted.pid();
+    let file = format!("/proc/{pid}/task/{pid}/children");
+    until("the children of the mount to end", PATIENCE, || {
+        std::fs::read_to_string(&file).expect("children").trim().is_empty().then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn upgrade_under_fio() {
+    run("upgrade_under_fio", |lab| {
+        let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
+        let mut upgrades = Upgrades::new(lab);
+        let node = upgrades.mounted.node();
+        let fio = endless_fio(&upgrades.mounted).start();
+        upgrades.run(lab.times(3, 20));
+        no_program_is_no_upgrade(lab, &upgrades.mounted);
+        wait_for_io(&upgrades.mounted, &upgrades.meter);
         let _ = fio.stop(DEADLINE).ok();
-        assert_eq!(mounted.node(), node);
-        mounted.umount();
+        has_all_requests(&upgrades.mounted);
+        assert_eq!(upgrades.mounted.node(), node);
+        upgrades.mounted.umount();
+    });
+}
+
+/// The kernel sends one FLUSH of a disk after the other: requests that wait for theirs have a place
+/// in the queue, and do not reach it.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn upgrade_under_fsyncs() {
+    run("upgrade_under_fsyncs", |lab| {
+        let mut volume = VolumeConfig::file("v0", lab.image("v0.img", 256 * MIB));
+        volume.cache = Some(CacheMode::WriteBack);
+        let config = TargetConfig { volumes: vec![volume], ..TargetConfig::default() };
+        let _target = Target::start(lab, &TargetFlags::default().config(lab, &config));
+        let mut upgrades = Upgrades::new(lab);
+        let fio = Fio::new(upgrades.mounted.device(), "randwrite")
+            .with("bs", "4k")
+            .with("fsync", 1)
+            .with("numjobs", 8)
+            .with("time_based", 1)
+            .with("runtime", 3600)
+            .start();
+        upgrades.run(lab.times(2, 20));
+        let _ = fio.stop(DEADLINE).ok();
+        upgrades.mounted.umount();
     });
 }
 

@@ -1,6 +1,7 @@
 //! The disk of the driver: a data thread for each of its hardware queues.
 
 mod gathering;
+mod placement;
 mod queue_thread;
 
 use std::io;
@@ -15,7 +16,7 @@ use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use self::queue_thread::QueueThread;
-use super::ublk::{Buffers, Placement, QueueConfig, TurnSleep, UblkQueue};
+use super::ublk::{Buffers, QueueConfig, TurnSleep, UblkQueue};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
@@ -71,7 +72,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     let thread =
         std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
             let outbox = parts.outbox.clone();
-            Placement::of_this_thread().run_on(&parts.cpus);
+            placement::run_on(&parts.cpus);
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let spin = parts.spin;
                 let mut thread = QueueThread::new(parts, receiver, engine_stats)?;

@@ -8,12 +8,10 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::Region;
 
-use super::abi;
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::disk_params::{DeviceSpec, DiskParams};
 use super::error::{Result, UblkError};
 use super::feature::Features;
-use super::filler::DiskFiller;
 use super::leave_gate::LeaveGate;
 
 /// Time for device nodes to appear.
@@ -244,19 +242,6 @@ impl Device {
     /// The gate that keeps the queues from leaving. `None` where they may leave at any time.
     pub(crate) fn gate(&self) -> Option<&Arc<LeaveGate>> {
         self.gate.as_ref()
-    }
-
-    /// Closes the gate of a disk that can have `limit` requests for each queue, and makes the reads
-    /// that open it.
-    ///
-    /// # Errors
-    /// The driver does not say which CPUs submit to a queue. The gate stays open.
-    pub(crate) fn filler(&mut self, gate: Arc<LeaveGate>, limit: u16) -> Result<DiskFiller> {
-        let cpus =
-            (0..self.info.queues).map(|queue| self.queue_cpus(queue)).collect::<Result<_>>()?;
-        let bytes = self.params.sectors.saturating_mul(u64::from(abi::SECTOR_BYTES));
-        gate.close(limit);
-        Ok(DiskFiller::new(self.disk_path(), bytes, cpus, gate))
     }
 
     /// The CPUs that submit to a queue.

@@ -73,8 +73,9 @@
 //!   it.
 //! - Before 6.16 a server that is killed may leave a disk that no other can take over: a request
 //!   that comes while a thread ends may be handed to that thread. A server that hands its disk over
-//!   lets none come: it limits the disk to a few requests, and leaves when it holds them all
-//!   (`leave_gate`, [`DiskFiller`]).
+//!   lets none come: another process limits the disk to a few requests, and reads until the queues
+//!   can get no other (`leave_gate`, [`DiskFiller`]). The server itself touches neither the disk
+//!   nor its settings in sysfs: both can wait for an answer that it withholds.
 //! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.
@@ -105,7 +106,6 @@ mod filler;
 mod flusher;
 mod leave_gate;
 mod pages;
-mod placement;
 mod queue;
 mod request;
 mod token;
@@ -123,6 +123,7 @@ pub use token::DeviceToken;
 pub(crate) use disk_params::DiscardParams;
 pub(crate) use feature::Features;
 pub(crate) use filler::DiskFiller;
+pub(crate) use leave_gate::LeaveGate;
 pub(crate) use pages::{sync_file_system, write_pages};
-pub(crate) use placement::Placement;
+pub(crate) use queue::LEFT_DEADLINE;
 pub(crate) use request::{BlockOp, BlockRequest, DataAt};

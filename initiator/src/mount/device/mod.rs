@@ -8,6 +8,7 @@ pub mod namespace;
 mod openers;
 pub(super) mod queue_settings;
 pub(super) mod queues;
+pub mod request_limit;
 #[allow(unsafe_code)] // descriptors of processes have no safe call
 pub mod server;
 pub mod write_back;

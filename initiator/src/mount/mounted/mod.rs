@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use rblk_operate::said_once;
+use rblk_operate::{CpuList, said_once};
 use rblk_protocol::VolumeFlags;
 use rblk_protocol::auth::PublicKey;
 use rblk_runtime::LatencyCounts;
@@ -16,12 +16,13 @@ use tokio::sync::mpsc;
 
 use super::device;
 use super::device::disk::Disk;
-use super::device::queue_settings::{FEWEST, limit_requests};
+use super::device::queue_settings::usual_requests;
 use super::device::queues::start_queues;
+use super::device::request_limit::{FILL, RequestLimit};
 use super::note::NO_DEVICE;
 use super::note::note_keeper::NoteKeeper;
 use crate::engine::durability::Durability;
-use crate::front::ublk::{Control, Device, DeviceToken, DiskFiller};
+use crate::front::ublk::{Control, Device, DeviceToken, LEFT_DEADLINE, LeaveGate};
 use crate::front::vhost::GuestLeft;
 use crate::queue::FromQueue;
 use crate::volume::link::AfterNote;
@@ -37,12 +38,12 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// Time to remove the device by force. With the steps that follow, clearly less than the 5 s that
 /// the command waits.
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
-/// Extra time for a queue thread, after the time for its answers.
-const QUEUE_GRACE: Duration = Duration::from_secs(5);
+/// Extra time for a queue thread, after the time for its answers: the queues are filled, and the
+/// kernel takes their requests back.
+const QUEUE_GRACE: Duration =
+    FILL.saturating_add(LEFT_DEADLINE).saturating_add(Duration::from_secs(2));
 /// Time to limit the requests of a disk: the running ones end meanwhile.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Time to fill the queues of a limited disk. Less than [`QUEUE_GRACE`].
-const FILL: Duration = Duration::from_secs(2);
 
 const NOT_LIMITED: &str = "the kernel does not limit the requests of the disk: a request that is on its way while this \
                            process leaves may be lost (a fault of kernels before 6.16)";
@@ -339,10 +340,11 @@ impl Mount {
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     ) {
         let detect = self.volume.config().detect.get();
-        let filler = self.limit_disk(&mut device, from_queues).await;
+        let mut limit = self.limit_disk(&mut device, from_queues).await;
         self.volume.leave(detect);
-        filler.into_iter().for_each(fill);
-        let left = self.queues_left(Instant::now() + detect + QUEUE_GRACE, from_queues).await;
+        let deadline = Instant::now() + detect + QUEUE_GRACE;
+        let left = self.queues_left(deadline, limit.as_mut(), from_queues).await;
+        drop(limit);
         if left {
             self.volume.join_queues();
         } else {
@@ -366,30 +368,47 @@ impl Mount {
     }
 
     /// Limits the requests of the disk, and closes the gate of the device, if it has one. The
-    /// queues answer requests meanwhile; afterwards the gate opens with the filler.
+    /// queues answer requests meanwhile.
     async fn limit_disk(
         &mut self,
         device: &mut Device,
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
-    ) -> Option<DiskFiller> {
+    ) -> Option<RequestLimit> {
         let gate = Arc::clone(device.gate()?);
-        let (id, depth) = (device.info().id, device.info().depth);
-        // Requests that wait for the target would keep the limit waiting. Without a tag to spare,
-        // the driver would not see the end of this process at once.
-        let can_limit = depth > FEWEST && !self.volume.waits_for_target();
-        let mut limiting =
-            tokio::task::spawn_blocking(move || can_limit && limit_requests(id, LIMIT));
-        let is_limited = loop {
-            tokio::select! {
-                limited = &mut limiting => break limited.unwrap_or(false),
-                () = self.attend_on_the_way_out(from_queues) => {}
+        let limited = match self.limit_of(device, gate) {
+            Some(limit) => {
+                let limit = tokio::time::timeout(LIMIT, limit);
+                tokio::pin!(limit);
+                loop {
+                    tokio::select! {
+                        limited = &mut limit => break limited.unwrap_or_else(|e| Err(e.into())),
+                        () = self.attend_on_the_way_out(from_queues) => {}
+                    }
+                }
             }
+            None => Err(io::ErrorKind::Unsupported.into()),
         };
-        let filler = is_limited.then(|| device.filler(gate, FEWEST)).and_then(Result::ok);
-        if filler.is_none() {
-            tracing::warn!(device = self.disk(), "{NOT_LIMITED}");
+        if let Err(error) = &limited {
+            tracing::warn!(device = self.disk(), %error, "{NOT_LIMITED}");
         }
-        filler
+        limited.ok()
+    }
+
+    /// The beginning of the limit of a disk. `None`: it is of no use. Without a tag to spare, the
+    /// driver would not see the end of this process at once. While the target is away, the requests
+    /// that wait for it would keep the limit waiting, or they all fail.
+    fn limit_of(
+        &self,
+        device: &mut Device,
+        gate: Arc<LeaveGate>,
+    ) -> Option<impl Future<Output = io::Result<RequestLimit>> + use<>> {
+        let usual = usual_requests(device)?;
+        let cpus_of = |queue| {
+            let cpus = device.queue_cpus(queue).ok()?;
+            Some(cpus.into_iter().filter_map(|cpu| u16::try_from(cpu).ok()).collect())
+        };
+        let cpus = (0..gate.queues()).map(cpus_of).collect::<Option<Vec<CpuList>>>()?;
+        self.volume.link().is_connected().then(|| RequestLimit::begin(gate, usual, cpus))
     }
 
     /// Attends to the queues and the session of a mount that is handed over. Cancel safe.
@@ -407,15 +426,27 @@ impl Mount {
         }
     }
 
-    /// Waits until every queue thread has left. Returns false at the deadline.
+    /// Waits until every queue thread has left, and fills the queues of a limited disk. Returns
+    /// false at the deadline.
     async fn queues_left(
         &mut self,
         deadline: Instant,
+        limit: Option<&mut RequestLimit>,
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     ) -> bool {
+        let mut fills = limit.is_some();
+        let filling = async {
+            if let Some(limit) = limit
+                && let Err(error) = limit.fill().await
+            {
+                tracing::warn!(%error, "handing the disk over");
+            }
+        };
+        tokio::pin!(filling);
         while !self.volume.queues().have_stopped() {
             tokio::select! {
                 () = self.attend_on_the_way_out(from_queues) => {}
+                () = &mut filling, if fills => fills = false,
                 () = tokio::time::sleep_until(deadline.into()) => return false,
             }
         }
@@ -481,18 +512,6 @@ fn status_of(volume: &Volume, name: &str, recovered: u32) -> MountStatus {
         on_loss: config.on_loss,
         recovered,
         ..MountStatus::default()
-    }
-}
-
-/// Fills the queues of the disk in the background.
-fn fill(filler: DiskFiller) {
-    let started = std::thread::Builder::new().name("rblk-fill".to_owned()).spawn(move || {
-        if let Err(error) = filler.fill(FILL) {
-            tracing::warn!(%error, "handing the disk over");
-        }
-    });
-    if let Err(error) = started {
-        tracing::warn!(%error, "a thread to fill the queues");
     }
 }
 

@@ -14,9 +14,9 @@ use super::configured::{ByFlags, Configured, KeysFile};
 use super::guest_keys::{UnsuitedKey, must_suit_guests};
 use super::mount_status::MountStatus;
 use super::not_there::{NotInBackground, NotMounted, NotRoot};
-use crate::Output;
 use crate::config_flags::ConfigFlags;
 use crate::config_flags::flag_sets::{ConnectFlagSet, IdentityFlagSet, MountFlagSet};
+use crate::{CpuList, Output};
 
 mod examples;
 
@@ -119,6 +119,9 @@ pub enum Command {
         #[arg(long, requires = "unless_used")]
         only_look: bool,
     },
+    /// Limit the requests of a disk until the standard input ends, for the process of a mount.
+    #[command(hide = true)]
+    LimitRequests(LimitArgs),
     /// Print a contradiction between the first bytes of a disk and its block size.
     #[command(hide = true)]
     LookAt {
@@ -192,6 +195,19 @@ pub enum Command {
     /// one read of a volume. Changes nothing. Some of it only root may see. The exit code is 7 if
     /// something fails.
     Doctor(Box<DoctorArgs>),
+}
+
+/// The limit of the requests of a disk.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Number of the ublk device.
+    pub device: u32,
+    /// The requests of each queue meanwhile.
+    pub limit: u16,
+    /// The requests of each queue afterwards.
+    pub usual: u16,
+    /// The CPUs that submit to each queue, such as 0-3,8.
+    pub cpus: Vec<CpuList>,
 }
 
 /// The subject of `doctor`.

@@ -56,7 +56,7 @@ const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
 
 /// Time for the kernel to take the requests back from a server that left. The other queues of the
 /// device may leave later.
-const LEFT_DEADLINE: Duration = Duration::from_secs(4);
+pub(crate) const LEFT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// The sleep of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,4 +1,4 @@
-//! [`Placement`]: places a thread on the CPUs of a hardware queue.
+//! [`run_on`]: places the thread of a hardware queue on CPUs.
 //!
 //! A request comes to its queue on the CPU of the program that made it, and its answer is handed
 //! back there. A thread on one of those CPUs is woken without an interrupt between CPUs, and finds
@@ -8,25 +8,16 @@
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The CPUs that the calling thread may run on.
-#[derive(Debug)]
-pub(crate) struct Placement {
-    allowed: Option<CpuSet>,
-}
-
-impl Placement {
-    /// Those of now.
-    pub(crate) fn of_this_thread() -> Self {
-        Self { allowed: sched_getaffinity(Pid::from_raw(0)).ok() }
-    }
-
-    /// Keeps the calling thread on the allowed ones of these CPUs. Changes nothing if none is
-    /// allowed, or if the kernel refuses.
-    pub(crate) fn run_on(&self, cpus: &[usize]) {
-        let set = self.allowed.as_ref().and_then(|allowed| chosen(cpus, allowed));
-        if let Some(Err(error)) = set.map(|set| sched_setaffinity(Pid::from_raw(0), &set)) {
-            tracing::debug!(%error, "cannot keep a queue's thread on its CPUs; it runs anywhere");
-        }
+/// Keeps the calling thread on the allowed ones of these CPUs. Changes nothing if none is allowed,
+/// or if the kernel refuses.
+pub(super) fn run_on(cpus: &[usize]) {
+    let this = Pid::from_raw(0);
+    let kept = sched_getaffinity(this).and_then(|allowed| match chosen(cpus, &allowed) {
+        Some(set) => sched_setaffinity(this, &set),
+        None => Ok(()),
+    });
+    if let Err(error) = kept {
+        tracing::debug!(%error, "cannot keep a queue's thread on its CPUs; it runs anywhere");
     }
 }
 
@@ -66,17 +57,12 @@ mod tests {
         std::thread::spawn(|| {
             let this = Pid::from_raw(0);
             let before = sched_getaffinity(this).expect("the CPUs of the thread");
-            let mut cpus = (0..CpuSet::count()).filter(|&cpu| before.is_set(cpu) == Ok(true));
-            let first = cpus.next().expect("a CPU");
-            let last = cpus.next_back().unwrap_or(first);
-            let none = CpuSet::count();
-            let placement = Placement::of_this_thread();
-            placement.run_on(&[first]);
+            let first = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu) == Ok(true));
+            let first = first.expect("a CPU");
+            run_on(&[first]);
             assert_eq!(sched_getaffinity(this), Ok(set(&[first])));
-            placement.run_on(&[last, none]);
-            assert_eq!(sched_getaffinity(this), Ok(set(&[last])), "from one queue to the next");
-            placement.run_on(&[none]);
-            assert_eq!(sched_getaffinity(this), Ok(set(&[last])), "it may not run there");
+            run_on(&[first + 1]);
+            assert_eq!(sched_getaffinity(this), Ok(set(&[first])), "it may not run there");
         })
         .join()
         .expect("the thread");
