@@ -15,7 +15,7 @@ use rblk_initiator::daemon::flag_credentials::credentials;
 use rblk_initiator::daemon::initiatord_exit::exit_of;
 use rblk_initiator::daemon::mount_journal::{MountFields, MountJournal};
 use rblk_initiator::daemon::probe::Wanted;
-use rblk_initiator::mount::device::request_limit::limiter;
+use rblk_initiator::mount::device::request_limit::limit_process;
 use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{Consent, GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::volume::host_identity::host_identity;
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
             let looked = image::here(&disk, size_bytes, block_size);
             return if looked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
-        Command::LimitRequests(args) => return ExitCode::from(limiter::here(&args)),
+        Command::LimitRequests(args) => return ExitCode::from(limit_process::here(&args)),
         Command::WriteBack { disk, unless_used, only_look } => {
             return write_back(&disk, unless_used, only_look);
         }
