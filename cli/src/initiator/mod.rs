@@ -153,6 +153,10 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     let hint = |m: &MountStatus| m.hint.as_ref().map(|hint| format!("{}: {hint}", m.name));
     let notes = mounts.iter().filter_map(outage);
     let notes = notes.chain(mounts.iter().filter_map(fallback));
+    let path_lines = |m: &MountStatus| {
+        m.path_lines().into_iter().map(|line| format!("{}: {line}", m.name)).collect::<Vec<_>>()
+    };
+    let notes = notes.chain(mounts.iter().flat_map(path_lines));
     let notes = notes.chain(mounts.iter().filter_map(hint));
     let notes = notes.chain(mounts.iter().filter_map(other_size));
     let notes = notes.chain(mounts.iter().filter_map(lost));

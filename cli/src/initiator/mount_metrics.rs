@@ -105,6 +105,7 @@ pub fn metrics(mounts: &[MountStatus], silent: &[SilentMount]) -> String {
     of_identity(&mut all, mounts);
     of_state(&mut all, mounts, silent);
     of_time(&mut all, mounts);
+    of_paths(&mut all, mounts);
     for (name, kind, help, value) in MOUNTS {
         let mut family = all.family(name, *kind, help);
         for m in mounts {
@@ -166,6 +167,22 @@ fn of_time(all: &mut Exposition, mounts: &[MountStatus]) {
     }
 }
 
+fn of_paths(all: &mut Exposition, mounts: &[MountStatus]) {
+    let paths = || mounts.iter().flat_map(|m| m.paths.iter().map(move |path| (m, path)));
+    let help = "1 while a path of a mount with paths = \"all\" is in use, else 0.";
+    let mut family = all.family("rblk_mount_path_up", Kind::Gauge, help);
+    for (m, path) in paths() {
+        let labels = &[("mount", m.name.as_str()), ("address", &path.address)];
+        family.sample(labels, u64::from(path.is_in_use()));
+    }
+    let help = "Times a path of a mount with paths = \"all\" was lost.";
+    let mut family = all.family("rblk_mount_path_losses_total", Kind::Counter, help);
+    for (m, path) in paths() {
+        let labels = &[("mount", m.name.as_str()), ("address", &path.address)];
+        family.sample(labels, path.lost);
+    }
+}
+
 fn of_latency(all: &mut Exposition, mounts: &[MountStatus]) {
     let help = "Time from the driver and back to it.";
     let mut family = all.family("rblk_mount_latency_seconds", Kind::Histogram, help);
@@ -193,6 +210,8 @@ fn seconds(ms: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rblk_operate::mount::path_status::PathStatus;
+
     use super::*;
 
     #[test]
@@ -223,6 +242,26 @@ mod tests {
             metrics(&[], &[]).contains("# TYPE rblk_mount_info gauge\n"),
             "families without samples"
         );
+    }
+
+    #[test]
+    fn each_path_of_a_mount_has_its_state() {
+        let path = |address: &str, state: &str, lost| PathStatus {
+            address: address.to_owned(),
+            state: state.to_owned(),
+            lost,
+            ..PathStatus::default()
+        };
+        let paths = vec![path("rdma://a", "in use", 0), path("rdma://b", "probed", 3)];
+        let name = "m".to_owned();
+        let text = metrics(&[MountStatus { name, paths, ..MountStatus::default() }], &[]);
+        for line in [
+            "rblk_mount_path_up{mount=\"m\",address=\"rdma://a\"} 1\n",
+            "rblk_mount_path_up{mount=\"m\",address=\"rdma://b\"} 0\n",
+            "rblk_mount_path_losses_total{mount=\"m\",address=\"rdma://b\"} 3\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
     }
 
     #[test]

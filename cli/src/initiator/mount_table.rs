@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rblk_operate::figures;
 use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::path_status::PathStatus;
 use rblk_operate::table::{Column, Table, wrapped};
 use rblk_runtime::rates::Rates;
 
@@ -12,29 +13,38 @@ use crate::program::top::{rate_columns, rate_figures};
 
 /// The mounts of this host. `used_by` returns the use of a disk, in words.
 pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<String>) -> String {
-    let mut table = Table::new([
+    let has_paths = mounts.iter().any(|m| !m.paths.is_empty());
+    let first = [
         Column::name("NAME"),
         Column::name("DEVICE"),
         Column::figure("SIZE"),
         Column::word("STATE"),
         Column::name("TARGET"),
+    ];
+    let last = [
         Column::figure("R/s"),
         Column::figure("W/s"),
         Column::figure("p99"),
         Column::name("USED BY"),
-    ]);
+    ];
+    let paths = has_paths.then_some(Column::word("PATHS"));
+    let mut table = Table::new(first.into_iter().chain(paths).chain(last));
     for m in mounts {
-        table.row([
+        let first = [
             m.name.clone(),
             m.device.clone(),
             figures::size(m.size_bytes),
             state(m),
             format!("{} {}", m.target_name, transport(m)).trim().to_owned(),
+        ];
+        let last = [
             rate(m, |r| figures::count(r.reads)),
             rate(m, |r| figures::count(r.writes)),
             rate(m, |r| figures::latency(r.read_p99_us.max(r.write_p99_us))),
             uses(m, &used_by),
-        ]);
+        ];
+        let paths = has_paths.then(|| m.paths_in_use().unwrap_or_else(|| "-".to_owned()));
+        table.row(first.into_iter().chain(paths).chain(last));
     }
     table.to_string()
 }
@@ -89,6 +99,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
         ),
         ("addresses", m.target.join(", ")),
         ("fallback", m.fallback_line().unwrap_or_default()),
+        ("paths", m.one_path_line().or_else(|| paths_in_use(m)).unwrap_or_default()),
         (
             "auth",
             format!(
@@ -124,7 +135,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
         let lines = wrapped(value, &" ".repeat(FACT_INDENT));
         let _ = write!(text, "  {name:<width$}{}", lines.trim_start(), width = FACT_INDENT - 2);
     }
-    for table in [queues(m), latencies(m)] {
+    for table in [paths(m), queues(m), latencies(m)] {
         if !table.is_empty() {
             let _ = write!(text, "\n{table}");
         }
@@ -133,6 +144,34 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
 }
 
 const FACT_INDENT: usize = 18;
+
+fn paths_in_use(m: &MountStatus) -> Option<String> {
+    m.paths_in_use().map(|count| format!("{count} in use"))
+}
+
+/// The paths of a mount that uses all its addresses at once.
+fn paths(m: &MountStatus) -> Table {
+    let mut table = Table::new([
+        Column::name("PATH"),
+        Column::word("DEVICE"),
+        Column::word("STATE"),
+        Column::figure("FOR"),
+        Column::figure("LOST"),
+        Column::name("REASON"),
+    ]);
+    for path in &m.paths {
+        let PathStatus { address, rdma_device, state, for_ms, lost, reason, .. } = path;
+        table.row([
+            address.clone(),
+            if rdma_device.is_empty() { "-".to_owned() } else { rdma_device.clone() },
+            state.clone(),
+            figures::duration(Duration::from_millis(*for_ms)),
+            figures::count(*lost),
+            reason.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    table
+}
 
 fn queues(m: &MountStatus) -> Table {
     let mut table = Table::new([
@@ -266,6 +305,62 @@ mod tests {
         );
     }
 
+    fn path(address: &str, state: &str, reason: Option<&str>) -> PathStatus {
+        PathStatus {
+            address: address.to_owned(),
+            rdma_device: "mlx5_0".to_owned(),
+            state: state.to_owned(),
+            for_ms: 12_345,
+            lost: u64::from(reason.is_some()),
+            reason: reason.map(str::to_owned),
+            ..PathStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_mount_by_several_paths_shows_each() {
+        let one = path("rdma://192.0.2.1:7720", "in use", None);
+        let other = path("rdma://198.51.100.1:7720", "waiting", Some("queue 1: Silent"));
+        let both = MountStatus { name: "both".to_owned(), paths: vec![one, other], ..busy() };
+        let text = mounts(&[busy(), both.clone()], |_| None);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "NAME  DEVICE         SIZE  STATE      TARGET       PATHS     R/s   W/s   p99  USED BY",
+                "vol0  /dev/ublkb0  512GiB  connected  store1 RoCE  -       41.2k  9.8k  91us  -",
+                "both  /dev/ublkb0  512GiB  connected  store1 RoCE  1 of 2  41.2k  9.8k  91us  -",
+            ]
+        );
+        let text = mount(&both, |_| None);
+        let at = text.find("PATH ").unwrap();
+        let lines: Vec<&str> = text[at..].lines().take(3).collect();
+        assert_eq!(
+            lines,
+            [
+                "PATH                      DEVICE  STATE    FOR  LOST  REASON",
+                "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0  -",
+                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1  queue 1: Silent",
+            ]
+        );
+        assert!(text.contains("  paths           1 of 2 in use\n"), "{text}");
+        let told =
+            ["its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: Silent)"];
+        assert_eq!(both.path_lines(), told);
+        let lost = MountStatus { state: "reconnecting".to_owned(), ..both };
+        assert_eq!(lost.path_lines(), [] as [&str; 0], "the loss of the target is told");
+    }
+
+    #[test]
+    fn a_target_that_knows_one_path_is_told_of() {
+        let target = vec!["a".to_owned(), "b".to_owned()];
+        let m = MountStatus { one_path: true, target, ..busy() };
+        let line = "it uses one of its 2 addresses at a time, because its target does not know";
+        let lines = m.path_lines();
+        assert!(lines.len() == 1 && lines[0].starts_with(line), "{lines:?}");
+        assert!(mount(&m, |_| None).contains(&line[..60]));
+    }
+
     #[test]
     fn no_line_is_too_wide_and_every_name_is_whole() {
         let long = |c: char| c.to_string().repeat(64);
@@ -279,6 +374,7 @@ mod tests {
             ..busy()
         };
         m.by_queue = vec![m.total; 2];
+        m.paths = vec![path(&m.address, "waiting", Some(&"it went away ".repeat(20)))];
         m.latency.read.total.record(5);
         for text in [mounts(&[busy(), m.clone()], |_| None), mount(&m, |_| None), top(&[m.clone()])]
         {

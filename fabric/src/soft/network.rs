@@ -77,6 +77,7 @@ struct ByteStream {
     arrivals: VecDeque<(usize, u64)>,
     arrived: usize,
     last_arrival: u64,
+    sent: u64,
     finished: bool,
     stalled: bool,
     cut_after: Option<usize>,
@@ -369,6 +370,12 @@ impl FaultyWire {
         });
     }
 
+    /// Bytes that `from` has sent so far.
+    #[must_use]
+    pub fn sent(&self, from: End) -> u64 {
+        self.with(|w| w.streams[from.number()].sent)
+    }
+
     /// Bytes that `from` has sent and the other end has not received.
     #[must_use]
     pub fn under_way(&self, from: End) -> usize {
@@ -428,6 +435,7 @@ impl PeerStream for MemoryLink {
             count = count.min(*left);
             *left -= count;
         }
+        stream.sent += wide64(count);
         let mut left = count;
         for piece in pieces {
             let len = piece.iov_len.min(left);

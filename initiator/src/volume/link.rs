@@ -1,6 +1,7 @@
 //! [`TargetLink`]: a mount's connection to its target. Carries out the acts of its
 //! [`Course`](super::course::Course), and reports events to it.
 
+mod path_report;
 mod several;
 mod way_join;
 mod way_links;
@@ -57,6 +58,8 @@ pub(crate) struct TargetLink {
     // The sessions of a mount that uses several ways, once it has one.
     ways: Option<WayLinks>,
     tries: Tries,
+    // The mount wants all paths, and its target knows one at a time.
+    one_path: bool,
     // The address of the last try.
     trying: usize,
     history: History,
@@ -181,6 +184,7 @@ impl TargetLink {
             course,
             session: None,
             ways: None,
+            one_path: false,
             tries: Tries::new(),
             trying: 0,
             history,
@@ -214,7 +218,11 @@ impl TargetLink {
 
     /// The preferred address, if the mount uses another.
     fn fallback(&self) -> Option<Fallback> {
-        let is_worse = self.course.state() == CourseState::Connected && self.course.address() > 0;
+        let spreads = |session: &Session| self.asks_ways() && session.has_ways();
+        // With several ways, each address is in use or has a row of its own in the status.
+        let is_one = self.ways.is_none() && !self.session.as_ref().is_some_and(spreads);
+        let is_connected = self.course.state() == CourseState::Connected;
+        let is_worse = is_connected && is_one && self.course.address() > 0;
         let preferred = self.setup.addresses.first().filter(|_| is_worse)?.to_string();
         let reason = self.faults.first().cloned().flatten();
         Some(Fallback { preferred, reason })
@@ -837,6 +845,7 @@ impl TargetLink {
         status.write_with_imm = self.setup.wish.features.has(Features::WRITE_WITH_IMM);
         status.epoch = self.epoch();
         status.generation = self.facts().volume.generation.0;
+        self.report_paths(status);
     }
 
     /// The course.

@@ -14,6 +14,7 @@ pub mod mount_ask;
 pub mod mount_status;
 pub mod mount_times;
 pub mod not_there;
+pub mod path_status;
 pub mod probe_result;
 pub mod queue_counts;
 pub mod run_dir;

@@ -5,6 +5,7 @@ use rblk_runtime::rates::Rates;
 use serde::{Deserialize, Serialize};
 
 use crate::mount::mount_times::MountTimes;
+use crate::mount::path_status::PathStatus;
 use crate::mount::queue_counts::QueueCounts;
 
 /// State of a mount.
@@ -23,6 +24,12 @@ pub struct MountStatus {
     /// The preferred address, and why another is in use; absent while the first address is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
+    /// The paths of a mount that uses all its addresses at once, in the order of `target`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<PathStatus>,
+    /// The mount has `paths = "all"`, and its target knows only one path at a time.
+    #[serde(default)]
+    pub one_path: bool,
     /// The target's name.
     pub target_name: String,
     /// RDMA device or `soft`.
@@ -184,6 +191,33 @@ impl MountStatus {
         let Fallback { preferred, reason } = self.fallback.as_ref()?;
         let why = reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         Some(format!("its path is {}, and not the preferred {preferred}{why}", self.address))
+    }
+
+    /// How many of the paths are in use, for people; `None` for a mount that uses one at a time.
+    #[must_use]
+    pub fn paths_in_use(&self) -> Option<String> {
+        let in_use = self.paths.iter().filter(|path| path.is_in_use()).count();
+        (!self.paths.is_empty()).then(|| format!("{in_use} of {}", self.paths.len()))
+    }
+
+    /// A line about a target that knows one path at a time, if the mount wants all.
+    #[must_use]
+    pub fn one_path_line(&self) -> Option<String> {
+        self.one_path.then(|| {
+            format!(
+                "it uses one of its {} addresses at a time, because its target does not know `paths = \"all\"`; \
+                 upgrade the target",
+                self.target.len()
+            )
+        })
+    }
+
+    /// Lines about paths that are not in use. None while the target is lost: another line tells
+    /// that.
+    #[must_use]
+    pub fn path_lines(&self) -> Vec<String> {
+        let others = self.paths.iter().filter(|_| self.state == "connected");
+        others.filter_map(PathStatus::line).chain(self.one_path_line()).collect()
     }
 
     /// Fills in `lost`.

@@ -29,7 +29,7 @@ use crate::storm::VOLUME;
 const CELLS: usize = 4;
 /// Requests of a run.
 const REQUESTS: u64 = 400;
-/// Steps after which a LOGIN or a connection is given up.
+/// Steps after which a LOGIN or a connection is given up, beyond those in which QPs are destroyed.
 const TRY: u64 = 2500;
 /// Steps of a whole run.
 const STEPS: u64 = 60 * PATIENCE;
@@ -137,7 +137,7 @@ impl Drive {
     }
 
     fn step(&mut self) {
-        if !self.is_calm && !self.rests() {
+        if !self.is_calm {
             self.break_something();
         }
         self.bench.turn();
@@ -155,18 +155,10 @@ impl Drive {
         self.send();
     }
 
-    /// Whether a request waits so long that nothing more breaks until it is answered. A LOGIN waits
-    /// for the QPs of the last try, which are destroyed slowly in some plans: if ways break faster
-    /// than that, no try ends well.
-    fn rests(&self) -> bool {
-        let steps = self.steps();
-        let mut waiting = self.cells.iter().filter_map(|cell| cell.request.as_ref());
-        waiting.any(|request| request.looks_at.is_none() && steps - request.since > PATIENCE / 2)
-    }
-
     fn break_something(&mut self) {
         let steps = self.steps();
-        if self.random.below(400) == 0 {
+        // Slower where QPs are destroyed slowly: a LOGIN that waits for them must have a chance.
+        if self.random.below(400 + self.bench.plan.destroy_steps) == 0 {
             let at = self.random.index(self.heals.len());
             self.heals[at] = steps + self.random.within(20, 1500);
             let silent = self.random.chance(500);
@@ -258,9 +250,11 @@ impl Drive {
             .filter(|(_, end)| *end != PathEnd::Dropped)
             .map(|(way, _)| way)
             .collect();
+        // A LOGIN waits until the QPs of the last life of its way are destroyed at the target.
+        let time = TRY + 2 * self.bench.plan.destroy_steps;
         for at in 0..self.heals.len() {
             let Some(way) = &self.bench.ways[at] else { continue };
-            let late = |c: &Coming| c.at == at && c.since + TRY < self.steps();
+            let late = |c: &Coming| c.at == at && c.since + time < self.steps();
             if way.lost || ended.has(place(at)) || self.coming.as_ref().is_some_and(late) {
                 self.die(at);
             }

@@ -7,6 +7,7 @@
 //! that at random: one queue of the real engine has a path of each way.
 
 mod drive;
+mod halves;
 mod others;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use crate::sim::plan::Plan;
 use crate::sim::site::{self, Knock, Site};
 use crate::storm::VOLUME;
 pub use drive::drive;
+pub use halves::equal_halves;
 pub use others::others_go_on;
 
 /// Steps within which anything happens that is due.
@@ -78,8 +80,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// A target, and a host with so many ways that are not in use.
-    fn of(seed: u64, ways: usize) -> Self {
+    /// The plan of a seed, for several ways.
+    fn plan(seed: u64) -> Plan {
         let mut plan = Plan::random(seed);
         // The store must have the write while its way dies.
         let cached = [CacheMode::None, CacheMode::WriteThrough];
@@ -93,6 +95,16 @@ impl Bench {
         // The session is never lost.
         plan.lease = Duration::from_secs(600);
         (plan.store.delay_min, plan.store.delay_max, plan.store.capacity) = (3, 8, 4096);
+        plan
+    }
+
+    /// A target, and a host with so many ways that are not in use.
+    fn of(seed: u64, ways: usize) -> Self {
+        Self::by(Self::plan(seed), ways)
+    }
+
+    /// As [`Self::of`], by another plan.
+    fn by(plan: Plan, ways: usize) -> Self {
         let site = Site::new(&plan, vec![0; plan.volume_bytes]);
         let (session, handle) = (SessionId::default(), VolumeHandle(0));
         let ways = (0..ways).map(|_| None).collect();
@@ -451,5 +463,6 @@ pub fn run(seed: u64) {
     joins_and_returns(seed);
     late_login(seed);
     others_go_on(seed);
+    equal_halves(seed);
     drive(seed);
 }

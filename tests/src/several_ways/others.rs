@@ -16,13 +16,12 @@ use crate::storm::VOLUME;
 /// Steps that a request takes at most, if nothing stands in its way.
 const SOON: u64 = 1500;
 
-/// A bench with both ways in one queue.
-fn both(seed: u64) -> (Bench, QueueId) {
-    let mut bench = Bench::of(seed, 2);
+/// Has a bench use both ways in one queue.
+pub(super) fn both(mut bench: Bench, policy: ChoicePolicy) -> (Bench, QueueId) {
     let (options, pulse) = (bench.queue_options(), Pulse::of(bench.plan.detect));
     let queue = bench.site.rig.add_engine(VOLUME, options, None).expect("memory");
     let engine = bench.site.rig.engine_mut(queue);
-    engine.allow_ways(0, ChoicePolicy::RoundRobin);
+    engine.allow_ways(0, policy);
     engine.set_pulse(Some(pulse));
     bench.shared = Some(queue);
     bench.ask_in(0, 0, None);
@@ -39,7 +38,7 @@ fn both(seed: u64) -> (Bench, QueueId) {
 }
 
 /// The results of those tags, in any order, within so many steps.
-fn finish(bench: &mut Bench, tags: &[Tag], most: u64) {
+pub(super) fn finish(bench: &mut Bench, tags: &[Tag], most: u64) {
     let mut left = tags.to_vec();
     for _ in 0..most {
         for outcome in bench.site.rig.take_outcomes() {
@@ -60,7 +59,7 @@ fn finish(bench: &mut Bench, tags: &[Tag], most: u64) {
 /// A rule is broken.
 pub fn others_go_on(seed: u64) -> bool {
     let mut random = Random::new(seed ^ 0x6f_7468_6572);
-    let (mut bench, queue) = both(seed);
+    let (mut bench, queue) = both(Bench::of(seed, 2), ChoicePolicy::RoundRobin);
     let block = bench.plan.block_bytes as usize;
     let held = bench.begin(0, IoOp::Write, (0, block), 1);
     bench.wait("a write", |bench| {

@@ -40,6 +40,14 @@ fn a_dead_way_delays_no_request_of_another() {
 }
 
 #[test]
+fn two_equal_ways_carry_equal_halves_of_the_data() {
+    for seed in seeds(long::times(10, 200)) {
+        println!("seed {seed}");
+        several_ways::equal_halves(seed);
+    }
+}
+
+#[test]
 fn reads_see_the_last_write_whichever_ways_die() {
     let mut resent = 0;
     for seed in seeds(long::times(60, 2000)) {

@@ -34,7 +34,7 @@ fn one_of_two_ways_is_cut_again_and_again() {
         let until_told = |line: &str, count: usize| {
             until(line, PATIENCE, || (told(line) >= count).then_some(()));
         };
-        let (lost, joined) = ("lost a way", "one more way carries requests");
+        let (lost, joined) = ("lost a path", "one more path carries requests");
         until_told(joined, 1);
         let meter = StallMeter::start(mounted.device());
         let fio = endless_fio(&mounted).start();

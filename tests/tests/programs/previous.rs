@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rblk_initiator::volume::session::VolumeClaim;
+use rblk_operate::mount::mount_status::MountStatus;
 use rblk_protocol::{AccessMode, AsyncEvent, WriteVerifier};
 use rblk_tests::bed::pattern;
-use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run};
+use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run, wait_for};
+use rblk_tests::relay::Relay;
 
 const LEN: usize = 4096;
 const BYTES: u64 = 4 << 20;
@@ -93,6 +95,95 @@ fn with_previous_both_ends_use_each_other() {
             serve_guest(others, dir.path(), &target);
         }
     }
+}
+
+/// The disk of a guest by two addresses, and its end.
+struct TwoAddresses {
+    initiator: PathBuf,
+    name: String,
+    relay: Relay,
+}
+
+impl TwoAddresses {
+    /// By an initiator of a version, with more flags. The relay's address is the first.
+    fn serve(programs: &Path, dir: &Path, target: &Target, flags: &[&str]) -> Self {
+        let initiator = programs.join("rblk-initiator");
+        let (relay, name) = (Relay::new(&target.address), format!("two-{}", std::process::id()));
+        relay.listen();
+        let mut command = Command::new(&initiator);
+        command.args(["vhost", "--name", &name, "--socket"]).arg(dir.join("two.sock"));
+        command.args(["--path", &target.address.to_string()]).args(flags);
+        let served = run(command.args([&relay.address.to_string(), "write-through"]));
+        assert_refused(&served, 0, &[]);
+        Self { initiator, name, relay }
+    }
+
+    /// The status, when it is as wanted.
+    fn until(&self, what: &str, wanted: impl Fn(&MountStatus) -> bool) -> MountStatus {
+        wait_for(what, || {
+            let mut status = Command::new(&self.initiator);
+            let ended = run(status.args(["status", &self.name, "-o", "json"]));
+            let status = serde_json::from_str(&ended.stdout).ok()?;
+            Some(status).filter(|status| wanted(status))
+        })
+    }
+
+    /// The first address dies: the mount goes on by the second.
+    fn fails_over(&self, target: &Target) -> MountStatus {
+        let first = self.relay.address.to_string();
+        self.until("the first address", |status| status.address == first);
+        self.relay.refuse();
+        self.relay.cut();
+        let second = target.address.to_string();
+        self.until("the second address", |status| {
+            status.state == "connected" && status.address == second
+        })
+    }
+}
+
+impl Drop for TwoAddresses {
+    fn drop(&mut self) {
+        let _ = run(Command::new(&self.initiator).args(["umount", "--force", &self.name]));
+    }
+}
+
+/// Whether an initiator of a version can use all addresses at once.
+fn knows_all_paths(programs: &Path) -> bool {
+    let help = run(Command::new(programs.join("rblk-initiator")).args(["vhost", "--help"]));
+    help.stdout.contains("--paths")
+}
+
+#[test]
+#[ignore = "needs root, and RBLK_PREVIOUS: a directory with programs of a version before"]
+fn with_previous_several_addresses_are_used_as_both_ends_can() {
+    let [previous, this] = versions();
+    let previous_knows = knows_all_paths(&previous);
+    assert!(knows_all_paths(&this));
+
+    // An initiator that wants all, at a target of the version before.
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(&previous, dir.path());
+    let served = TwoAddresses::serve(&this, dir.path(), &target, &["--paths", "all"]);
+    if previous_knows {
+        let in_use = |status: &MountStatus| status.paths_in_use().is_some_and(|n| n == "2 of 2");
+        served.until("both paths", in_use);
+    } else {
+        let status = served.until("one path at a time", |status| status.one_path);
+        assert_eq!(status.paths, []);
+        let listed = run(Command::new(this.join("rblk-initiator")).arg("list"));
+        let line = format!("{}: it uses one of its 2 addresses at a time", served.name);
+        assert!(listed.stderr.contains(&line), "{listed:?}");
+        let status = served.fails_over(&target);
+        assert!(status.one_path && status.fallback.is_some(), "{status:?}");
+    }
+    drop(served);
+    drop(target);
+
+    // An initiator of the version before at a target of this one.
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(&this, dir.path());
+    let served = TwoAddresses::serve(&previous, dir.path(), &target, &[]);
+    served.fails_over(&target);
 }
 
 #[test]

@@ -76,6 +76,7 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
             }
         });
     }
+    report.add(judge::paths(&peers, &facts, &config));
     report.add(judge::leftovers(&facts));
     Ok(report)
 }

@@ -44,6 +44,7 @@ impl TargetLink {
         let Some(session) = self.session.take() else { return };
         let spreads = self.asks_ways() && session.has_ways();
         self.course.uses_all_addresses(spreads);
+        self.note_one_path(self.asks_ways() && !spreads);
         if !spreads {
             // Perhaps the target before knew ways.
             (self.session, self.ways) = (Some(session), None);
@@ -59,6 +60,18 @@ impl TargetLink {
             }
         }
         self.add_way(way, session, queues);
+    }
+
+    /// Records whether the mount uses one path at a time, though it wants all.
+    fn note_one_path(&mut self, one_path: bool) {
+        if one_path && !self.one_path {
+            tracing::warn!(
+                rblk_event = "one-path",
+                address = self.setup.endpoint.address,
+                "the target does not know `paths = \"all\"`: the mount uses one address at a time"
+            );
+        }
+        self.one_path = one_path;
     }
 
     fn add_way(&mut self, way: WayIndex, session: Session, queues: &Queues) {
@@ -165,7 +178,8 @@ impl TargetLink {
             WayEvent::Tried(attempt, Err(error)) => {
                 let text = said_once(error.as_ref());
                 self.note_fault(attempt.way.get(), &text);
-                tracing::info!(way = attempt.way.get(), error = text, "a way does not join yet");
+                let address = self.setup.addresses[attempt.way.get()].to_string();
+                tracing::info!(address, error = text, "a path does not join yet");
                 if matches!(error.downcast_ref(), Some(NotTested(PathEnd::SelfTest))) {
                     self.ask_for_less();
                 }
@@ -221,10 +235,9 @@ impl TargetLink {
                 ways.lives.drop_refused(way, Instant::now(), random());
                 tracing::warn!(
                     rblk_event = "drop-refused",
-                    way = way.get(),
                     ?status,
                     ?epochs,
-                    "the target does not end the epochs of dead ways yet; it is asked again"
+                    "the target does not end the epochs of lost paths yet; it is asked again"
                 );
             }
         }
@@ -249,11 +262,10 @@ impl TargetLink {
         self.add_way(way, session, queues);
         queues.add_way(paths);
         tracing::info!(
-            rblk_event = "way-joined",
-            way = way.get(),
+            rblk_event = "path-joined",
             address,
             epoch = attempt.epoch.0,
-            "one more way carries requests"
+            "one more path carries requests"
         );
     }
 
@@ -267,13 +279,12 @@ impl TargetLink {
         self.note_fault(way.get(), why);
         let living = self.ways.as_ref().map_or(0, |ways| ways.lives.living().count());
         tracing::warn!(
-            rblk_event = "way-lost",
-            way = way.get(),
-            address = session.address,
+            rblk_event = "path-lost",
+            address = session.endpoint.address,
             lived = ?session.since.elapsed(),
-            living,
+            others = living,
             why,
-            "lost a way"
+            "lost a path"
         );
         self.lose_if_no_way_lives(why, queues);
     }

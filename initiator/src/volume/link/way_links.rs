@@ -12,6 +12,7 @@ use super::way_probes::WayProbes;
 use super::way_session::{News, WaySession};
 use crate::engine::ways::WayIndex;
 use crate::volume::session::Session;
+use crate::volume::setup::Endpoint;
 use crate::volume::task::{self, Running};
 use crate::volume::ways::{Lives, WayAct, WayRules, WayTry};
 
@@ -20,6 +21,8 @@ use crate::volume::ways::{Lives, WayAct, WayRules, WayTry};
 pub(super) struct WayLinks {
     pub(super) lives: Lives,
     sessions: BTreeMap<WayIndex, WaySession>,
+    // The present or last connection of each way that has lived.
+    endpoints: BTreeMap<WayIndex, Endpoint>,
     // The way of each epoch that paths were made in, until the target has ended it.
     places: BTreeMap<Epoch, WayIndex>,
     joining: Running<JoinedWay>,
@@ -45,6 +48,7 @@ impl WayLinks {
         Self {
             lives: Lives::new(rules, first, epoch, Instant::now()),
             sessions: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
             places: BTreeMap::from([(epoch, first)]),
             joining: None,
             attempt: None,
@@ -62,7 +66,13 @@ impl WayLinks {
 
     /// A way lives.
     pub(super) fn add(&mut self, way: WayIndex, session: WaySession) {
+        self.endpoints.insert(way, session.endpoint.clone());
         self.sessions.insert(way, session);
+    }
+
+    /// The present connection of a way, or the last one; `None` if the way never lived.
+    pub(super) fn endpoint(&self, way: WayIndex) -> Option<&Endpoint> {
+        self.endpoints.get(&way)
     }
 
     /// For the task of a session.
@@ -102,7 +112,7 @@ impl WayLinks {
         self.places.remove(&epoch)
     }
 
-    /// A way is lost: its admin connection ends. Returns its address and how long it lived.
+    /// A way is lost: its admin connection ends. Returns its session.
     pub(super) fn remove(&mut self, way: WayIndex) -> Option<WaySession> {
         self.sessions.remove(&way)
     }

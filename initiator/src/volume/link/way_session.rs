@@ -11,6 +11,7 @@ use crate::engine::ways::WayIndex;
 use crate::volume::admin::TargetNews;
 use crate::volume::error::SessionError;
 use crate::volume::session::Session;
+use crate::volume::setup::Endpoint;
 
 /// I/Os of the disk so far.
 pub(super) type IoCount = Box<dyn Fn() -> u64 + Send + Sync>;
@@ -47,8 +48,8 @@ pub(super) struct WayTask {
 #[derive(Debug)]
 pub(super) struct WaySession {
     orders: mpsc::UnboundedSender<WayOrder>,
-    /// The address of the target, for people.
-    pub(super) address: String,
+    /// The connection, for people.
+    pub(super) endpoint: Endpoint,
     /// Since when it lives.
     pub(super) since: Instant,
 }
@@ -57,9 +58,9 @@ impl WaySession {
     /// Starts the task.
     pub(super) fn start(session: Session, terms: WayTask) -> Self {
         let (orders, from_link) = mpsc::unbounded_channel();
-        let address = session.address.to_string();
+        let endpoint = Endpoint::of(&session, []);
         tokio::spawn(attend(session, terms, from_link));
-        Self { orders, address, since: Instant::now() }
+        Self { orders, endpoint, since: Instant::now() }
     }
 
     /// Asks the target to end these epochs. [`TargetNews::Dropped`] is the answer.

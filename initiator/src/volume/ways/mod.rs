@@ -61,6 +61,19 @@ pub enum WayState {
     Away,
 }
 
+/// How a way stands, for people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Standing {
+    /// Its state.
+    pub state: WayState,
+    /// Whether a probe is under way.
+    pub is_probed: bool,
+    /// Since when it lives, or since when it does not.
+    pub since: Instant,
+    /// How often it died.
+    pub lost: u64,
+}
+
 /// An act that the caller carries out now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WayAct {
@@ -103,7 +116,9 @@ pub enum JoinFailure {
 #[derive(Clone, Debug)]
 struct Life {
     state: WayState,
+    // Since when it lives, or since when it does not.
     since: Instant,
+    lost: u64,
     // Epochs that were tried and are not live, until the target says that they are over.
     old: BTreeSet<Epoch>,
     // The time of the next try, and what the probes said.
@@ -132,6 +147,7 @@ impl Lives {
         let away = Life {
             state: WayState::Away,
             since: now,
+            lost: 0,
             old: BTreeSet::new(),
             at: now,
             is_probed: false,
@@ -151,6 +167,9 @@ impl Lives {
     pub fn restarted(&mut self, by: WayIndex, epoch: Epoch, now: Instant) {
         (self.dropping, self.drop_at, self.refusals) = (None, None, Flapping::default());
         for life in &mut self.ways {
+            if matches!(life.state, WayState::Live(_)) {
+                life.since = now;
+            }
             life.state = WayState::Away;
             life.old.clear();
             // The reason was the target, or the last way died after the others. A join is a test of
@@ -167,6 +186,16 @@ impl Lives {
     #[must_use]
     pub fn state(&self, way: WayIndex) -> WayState {
         self.ways.get(way.get()).map_or(WayState::Away, |life| life.state)
+    }
+
+    /// How each way stands, in their order.
+    pub fn standings(&self) -> impl Iterator<Item = Standing> {
+        self.ways.iter().map(|life| Standing {
+            state: life.state,
+            is_probed: life.is_probed,
+            since: life.since,
+            lost: life.lost,
+        })
     }
 
     /// The living ways and their epochs.
@@ -251,6 +280,7 @@ impl Lives {
         match life.state {
             WayState::Live(epoch) => {
                 life.flapping.died(now.saturating_duration_since(life.since));
+                (life.since, life.lost) = (now, life.lost + 1);
                 life.go_away(epoch, delay, now, random);
             }
             WayState::Joining(_) => self.join_failed(way, JoinFailure::Transient, now, random),

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod all_paths;
 mod data;
 mod fallback;
 mod keys;

@@ -1,5 +1,7 @@
 //! The meaning of the facts: findings, in the order of the report. No I/O.
 
+use std::collections::BTreeMap;
+
 use rblk_config::{ByteSize, Encrypt, MountConfig};
 use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
 use rblk_operate::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
@@ -125,6 +127,50 @@ pub(super) fn way(peer: &Peer, facts: &Facts) -> Vec<Finding> {
         found.push(judge_route(route, &facts.interfaces, &facts.devices, rdma));
     }
     found
+}
+
+/// The port of this host by which packets to a target leave: its RDMA device and interface, or the
+/// interface alone. Two interfaces of one port (VLANs) are one.
+fn port_to(peer: &Peer, facts: &Facts) -> Option<String> {
+    let interface = &peer.route.as_ref()?.interface(&facts.interfaces)?.name;
+    let ports = facts.devices.iter().flat_map(|device| {
+        let several = device.ports.len() > 1;
+        device.ports.iter().map(move |port| (device, port, several))
+    });
+    let mut there = ports.filter(|(_, port, _)| port.interfaces.contains(interface));
+    Some(match there.next() {
+        Some((device, port, true)) => format!("port {} of {}", port.number, device.name),
+        Some((device, _, false)) => device.name.clone(),
+        None => interface.clone(),
+    })
+}
+
+/// Whether the paths of a mount that uses all of them fail together.
+pub(super) fn paths(peers: &[Peer], facts: &Facts, config: &MountConfig) -> Vec<Finding> {
+    if !config.uses_all_paths() || peers.len() < 2 {
+        return Vec::new();
+    }
+    let mut by_port: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for peer in peers {
+        let Some(port) = port_to(peer, facts) else {
+            return vec![Finding::skip("paths", format!("needs a route to {}", peer.address))];
+        };
+        by_port.entry(port).or_default().push(peer.address.to_string());
+    }
+    let shared = by_port.iter().filter(|(_, addresses)| addresses.len() > 1);
+    let shared: Vec<Finding> = shared
+        .map(|(port, addresses)| {
+            let (count, which) = (addresses.len(), addresses.join(" and "));
+            Finding::warn(
+                "paths",
+                format!("{count} paths, one cable: {which} leave by {port}, and fail together"),
+            )
+        })
+        .collect();
+    match shared.is_empty() {
+        true => vec![Finding::ok("paths", "each leaves by a port of its own")],
+        false => shared,
+    }
 }
 
 /// The subject of a finding that makes a connection pointless.

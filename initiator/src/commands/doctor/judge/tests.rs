@@ -5,11 +5,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
+use rblk_config::Paths;
 use rblk_config::key_file::{self, Side};
 use rblk_operate::doctor::{
     Directory, HostFacts, Interface, PeerRoute, PortState, RdmaPort, Subnet, SystemdFacts,
 };
 
+use super::paths as judged;
 use super::*;
 
 /// A sound host without devices and without a key.
@@ -134,6 +136,69 @@ fn each_failed_try_has_a_subject_and_a_fix() {
         assert_eq!((finding.verdict, &*finding.subject), (Verdict::Fail, subject), "{error:?}");
         assert_eq!(finding.fix.as_deref(), fix, "{error:?}");
     }
+}
+
+#[test]
+fn paths_by_one_port_are_one_cable() {
+    let port = |number, interfaces: &[&str]| RdmaPort {
+        number,
+        state: PortState::Active,
+        is_infiniband: false,
+        rate: String::new(),
+        gids: Vec::new(),
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let device = |name: &str, ports| RdmaDevice {
+        near: Default::default(),
+        name: name.to_owned(),
+        is_iwarp: false,
+        is_software: false,
+        ports,
+    };
+    let interface = |name: &str, at: u8| Interface {
+        name: name.to_owned(),
+        up: true,
+        subnets: vec![Subnet { address: [10, at, 0, 2].into(), prefix: 24 }],
+        ..Interface::default()
+    };
+    let devices = vec![
+        device("mlx5_0", vec![port(1, &["eth0", "eth0.7"])]),
+        device("mlx4_0", vec![port(1, &["ib0"]), port(2, &["ib1"])]),
+    ];
+    let names = ["eth0", "eth0.7", "ib0", "ib1", "eth9"];
+    let interfaces = (0..).zip(names).map(|(at, name)| interface(name, at)).collect();
+    let facts = Facts { devices, interfaces, ..facts() };
+    let config = |paths| {
+        let mut config = MountConfig::default();
+        config.paths = paths;
+        config
+    };
+    let of = |ways: &[u8], paths| {
+        let peers: Vec<Peer> = ways
+            .iter()
+            .map(|at| {
+                let local = Some([10, *at, 0, 2].into());
+                let route = PeerRoute { peer: [10, *at, 0, 1].into(), local };
+                Peer { route: Some(route), ..peer(&format!("10.{at}.0.1")) }
+            })
+            .collect();
+        judged(&peers, &facts, &config(paths))
+    };
+    let vlans = of(&[0, 1, 2], Paths::All);
+    assert_eq!((vlans.len(), vlans[0].verdict), (1, Verdict::Warn));
+    assert_eq!(
+        vlans[0].found,
+        "2 paths, one cable: rdma://10.0.0.1:7720 and rdma://10.1.0.1:7720 leave by mlx5_0, and fail \
+         together"
+    );
+    assert_eq!(of(&[2, 3], Paths::All)[0].verdict, Verdict::Ok, "two ports of a device");
+    let same = of(&[3, 3], Paths::All);
+    assert!(same[0].found.contains("by port 2 of mlx4_0"), "{same:?}");
+    assert_eq!(of(&[4, 4], Paths::All)[0].verdict, Verdict::Warn, "TCP");
+    assert_eq!(of(&[0, 1], Paths::Failover), []);
+    assert_eq!(of(&[0], Paths::All), []);
+    let lost = judged(&[peer("a"), peer("b")], &facts, &config(Paths::All));
+    assert_eq!(lost[0].verdict, Verdict::Skip, "no route");
 }
 
 /// To make a device anew would end the connections of all its users: that is not proposed.

@@ -1,7 +1,8 @@
 //! A mount by several ways: DROPs that the target holds, because a store hangs, or refuses, while
-//! the living way goes on, and the return of dead ways.
+//! the living way goes on, the return of dead ways, and the status of each.
 
 use rblk_config::Paths;
+use rblk_operate::mount::path_status::PathStatus;
 
 use super::impostors::{config_with_keys, honest};
 use super::*;
@@ -112,6 +113,63 @@ fn a_drop_that_takes_too_long_or_is_refused_is_asked_again_and_the_way_lives() {
             both.second_is_back().await;
             assert_eq!(both.toys[0].heard(), [], "no reconnect after {answer:?}");
         }
+    });
+}
+
+#[test]
+fn the_status_has_each_way() {
+    runtime().block_on(async {
+        let mut both = Ways::new(2, false).await;
+        let in_use =
+            |status: &MountStatus| status.paths_in_use().is_some_and(|in_use| in_use == "2 of 2");
+        until_status(&mut both.mount, in_use).await;
+        let status = both.mount.status();
+        assert_eq!(status.path_lines(), [] as [&str; 0]);
+        for (path, toy) in status.paths.iter().zip(&both.toys) {
+            assert_eq!((&path.address, path.lost), (&toy.address.to_string(), 0));
+            assert_eq!((&*path.rdma_device, &*path.transport), ("soft", "soft/TCP"));
+        }
+        // The first way dies: the address in use is that of the other.
+        both.toys[0].is(|manners| manners.is_dead = true);
+        until_status(&mut both.mount, |status| !status.paths[0].is_in_use()).await;
+        let status = both.mount.status();
+        assert_eq!((&*status.state, &status.address), ("connected", &status.paths[1].address));
+        assert_eq!((status.paths[0].lost, status.paths[1].lost), (1, 0));
+        assert_eq!(status.fallback, None);
+        let lines = status.path_lines();
+        let line = format!("its path to {} is not in use (for ", both.toys[0].address);
+        assert!(lines.len() == 1 && lines[0].starts_with(&line), "{lines:?}");
+        both.toys[0].is(|manners| manners.is_dead = false);
+        until_status(&mut both.mount, in_use).await;
+        let back = &both.mount.status().paths[0];
+        assert_eq!((back.lost, &back.reason), (1, &None));
+    });
+}
+
+#[test]
+fn a_target_that_knows_one_path_is_used_by_one_at_a_time() {
+    runtime().block_on(async {
+        let toys = [Toy::new().await, Toy::new().await];
+        let mut config = config(&[&toys[0], &toys[1]]);
+        config.paths = Paths::All;
+        let mut mount = mounted(&config).await;
+        let uses = |status: &MountStatus, toy: &Toy| {
+            status.state == "connected" && status.address == toy.address.to_string()
+        };
+        until_status(&mut mount, |status| uses(status, &toys[0]) && status.one_path).await;
+        assert_eq!((mount.status().paths.len(), mount.status().path_lines().len()), (0, 1));
+        toys[0].is(|manners| manners.is_dead = true);
+        until_status(&mut mount, |status| uses(status, &toys[1]) && status.fallback.is_some())
+            .await;
+        assert!(mount.status().one_path);
+        // The next version of the target knows more.
+        toys[0].is(|manners| (manners.is_dead, manners.knows_ways) = (false, true));
+        toys[1].is(|manners| (manners.is_dead, manners.knows_ways) = (true, true));
+        until_status(&mut mount, |status| uses(status, &toys[0]) && !status.one_path).await;
+        toys[1].is(|manners| manners.is_dead = false);
+        until_status(&mut mount, |status| status.paths.iter().all(PathStatus::is_in_use)).await;
+        let status = mount.status();
+        assert_eq!((status.paths.len(), status.fallback), (2, None));
     });
 }
 
