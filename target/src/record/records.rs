@@ -479,8 +479,14 @@ impl RecordEntry {
             Ok(KeeperContent::Garbage(error)) => {
                 Err(format!("{place} (state_dir) is damaged: {error}"))
             }
-            // Another member of the group serves the volume by now.
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            // Another member of the group serves the volume by now. A `state_dir` that is gone has
+            // a number of the system.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotConnected
+                    && error.raw_os_error().is_none() =>
+            {
+                Ok(())
+            }
             Err(error) => Err(format!("cannot read {place} (state_dir): {error}")),
         }
     }

@@ -1,11 +1,11 @@
 //! [`RequestLimit`]: the disk of a server that leaves has a few requests for each queue (kernels
 //! before 6.16, see [`LeaveGate`]).
 //!
-//! A [process of its own](limit_process) limits the disk, and reads from it until the queues can get no
-//! other request. All of that can wait for an answer that this process withholds: the settings of
-//! the disk, an open and a close of it. This process waits for none of it: not for the other
-//! process, nor for its end. The other process outlives an exec of this one, and ends the limit
-//! after any end of this one.
+//! A [process of its own](limit_process) limits the disk, and reads from it until the queues can
+//! get no other request. All of that can wait for an answer that this process withholds: the
+//! settings of the disk, an open and a close of it. This process waits for none of it: not for the
+//! other process, nor for its end. The other process outlives an exec of this one, and ends the
+//! limit after any end of this one.
 
 mod limit_news;
 pub mod limit_process;
