@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use rblk_protocol::auth::PublicKey;
+use rblk_tests::guest::Served;
 use rblk_tests::program::{Client, Target, program, run};
 
 use crate::commands::typed;
@@ -58,7 +59,15 @@ impl Real {
         fs::write(&config, "listen = ['tcp://[::]']\n").expect("a file");
         let hosts = ["host", "list", "--config", &config.display().to_string()];
         let hosts = output("rblk-target", &hosts);
-        let lines = [&status, &discover, &list, &hosts, &details, &top].into_iter().flatten();
+        // Nobody listens at the second address. The mount has two paths all the same.
+        let paths = ["--path", "tcp://127.0.0.1:1", "--paths", "all"];
+        let served = Served::start(dir.path(), &address, "vol0", &paths);
+        let paths = [
+            output("rblk-initiator", &["list"]),
+            output("rblk-initiator", &["status", served.name()]),
+        ];
+        let lines = [&status, &discover, &list, &hosts, &details, &top];
+        let lines = lines.into_iter().chain(&paths).flatten();
         let headers = lines.filter(|line| is_header(line)).map(|line| columns(line));
         let headers: Vec<String> = headers.collect();
         assert!(headers.len() >= 12, "{headers:?}");
