@@ -215,8 +215,18 @@ impl Claims {
         }
     }
 
-    /// Begins to claim the image of a volume. A claim under way takes the wish, too.
+    /// Whether an image is open here, and its volume is about to be served.
+    fn is_serving_soon(&self, name: Name) -> bool {
+        let of_name = |due: &DueChange| matches!(due, DueChange::Serve(config, _) if Name::new(&config.name) == Ok(name));
+        self.due.iter().any(of_name) || self.under_way.as_ref().is_some_and(|(due, _)| of_name(due))
+    }
+
+    /// Begins to claim the image of a volume. A claim under way takes the wish, too. This member
+    /// does not claim what it has: it would ask itself, or fence itself.
     pub(super) fn begin(&mut self, name: Name, wish: Wish) {
+        if self.is_serving_soon(name) {
+            return;
+        }
         if let Some(claim) = self.claiming.get(&name) {
             claim.push(wish);
             return;
@@ -344,11 +354,27 @@ fn may_have(ask: &Ask, volume: VolumeIndex, core: &Core) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rblk_config::ByteSize;
+
     use super::*;
 
     fn claims() -> Claims {
         let config = TargetConfig { member: Some("a".to_owned()), ..TargetConfig::default() };
         Claims::new(Name::new("store").unwrap(), &config, Vec::new())
+    }
+
+    #[test]
+    fn an_image_that_is_open_is_not_claimed_again() {
+        let (mut claims, name) = (claims(), Name::new("v").unwrap());
+        let config = VolumeConfig::memory("v", ByteSize(1 << 20));
+        let opened = open_one(0, &config, (&Name::new("store").unwrap(), None)).unwrap();
+        claims.others.insert(name, config);
+        assert!(claims.serve_soon(name, Arc::new(opened)));
+        claims.begin(name, Wish::TakeOver);
+        assert!(claims.claiming.is_empty(), "its change waits");
+        let _change = claims.next_change().unwrap();
+        claims.begin(name, Wish::TakeOver);
+        assert!(claims.claiming.is_empty(), "its change is under way");
     }
 
     #[test]
