@@ -17,7 +17,6 @@ mod silent;
 mod start_daemon;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use rblk_config::Exit;
 use rblk_config::key_file::Side;
@@ -92,29 +91,6 @@ fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
     }
 }
 
-/// A line about a mount that has lost its target: the time, the reason, and the state of its
-/// requests.
-fn outage(mount: &MountStatus) -> Option<String> {
-    let why = mount.last_loss.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
-    if mount.state == "waiting" {
-        return Some(format!("{}: it waits for its target{why}", mount.name));
-    }
-    let since = Duration::from_millis(mount.lost_ms_ago?);
-    let what = match mount.state.as_str() {
-        "reconnecting" => "its target is lost, and requests wait",
-        "failing" => "its target is lost, and requests fail until it is back",
-        "volume removed" => {
-            "its target removed the volume, and requests fail until it is served again"
-        }
-        "fenced" => "it is fenced from its volume, and every request fails; unmount it",
-        "volume lost" => {
-            "its volume was replaced by a different one, and every request fails; unmount it"
-        }
-        _ => return None,
-    };
-    Some(format!("{}: {what} (for {} s{why})", mount.name, since.as_secs()))
-}
-
 /// Shows one mount in full.
 fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
@@ -151,7 +127,7 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     let lost = |m: &MountStatus| m.lost().map(|lost| format!("{}: lost: {lost}", m.name));
     let fallback = |m: &MountStatus| m.fallback_line().map(|line| format!("{}: {line}", m.name));
     let hint = |m: &MountStatus| m.hint.as_ref().map(|hint| format!("{}: {hint}", m.name));
-    let notes = mounts.iter().filter_map(outage);
+    let notes = mounts.iter().filter_map(MountStatus::outage);
     let notes = notes.chain(mounts.iter().filter_map(fallback));
     let path_lines = |m: &MountStatus| {
         m.path_lines().into_iter().map(|line| format!("{}: {line}", m.name)).collect::<Vec<_>>()

@@ -1,5 +1,7 @@
 //! The state of a mount: plain data, for its socket and for JSON output.
 
+use std::time::Duration;
+
 use rblk_config::OnLoss;
 use rblk_runtime::rates::Rates;
 use serde::{Deserialize, Serialize};
@@ -177,6 +179,30 @@ impl MountStatus {
     pub fn lost(&self) -> Option<String> {
         self.loss_untold
             .then(|| format!("acknowledged writes may be lost; {}", self.on_loss.consequence()))
+    }
+
+    /// A line about a mount that has lost its target: the time, the reason, and the state of its
+    /// requests. `None` for one that has it.
+    #[must_use]
+    pub fn outage(&self) -> Option<String> {
+        let why = self.last_loss.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
+        if self.state == "waiting" {
+            return Some(format!("{}: it waits for its target{why}", self.name));
+        }
+        let since = Duration::from_millis(self.lost_ms_ago?);
+        let what = match self.state.as_str() {
+            "reconnecting" => "its target is lost, and requests wait",
+            "failing" => "its target is lost, and requests fail until it is back",
+            "volume removed" => {
+                "its target removed the volume, and requests fail until it is served again"
+            }
+            "fenced" => "it is fenced from its volume, and every request fails; unmount it",
+            "volume lost" => {
+                "its volume was replaced by a different one, and every request fails; unmount it"
+            }
+            _ => return None,
+        };
+        Some(format!("{}: {what} (for {} s{why})", self.name, since.as_secs()))
     }
 
     /// Whether it is the disk of a guest, with a socket in the place of a device.

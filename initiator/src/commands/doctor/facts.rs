@@ -1,6 +1,7 @@
 //! [`Facts`]: the facts about this host, read once.
 
 use std::path::Path;
+use std::time::Duration;
 
 use io_uring::IoUring;
 use rblk_config::MountConfig;
@@ -15,8 +16,12 @@ use crate::front::ublk::{Control, DeviceInfo, Features, UblkError, disk_path};
 use crate::mount::device::server::ServedBy;
 use crate::mount::note::leftovers::{self, Condition};
 use rblk_operate::mount::lock::MountLock;
+use rblk_operate::mount::mount_ask::{Ask, Response, ask, socket_path};
+use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::run_dir::{RUN_DIR, names};
 
+/// Time for the process of a mount to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
 /// The unit of mounts.
 pub(super) const UNIT: &str = "rblk-mount@.service";
 
@@ -27,6 +32,14 @@ pub(super) struct DeadMount {
     pub condition: Condition,
     /// The disk, if it is known.
     pub disk: Option<String>,
+}
+
+/// A mount that a process serves.
+#[derive(Debug)]
+pub(super) struct ServedMount {
+    pub name: String,
+    /// `None`: the process does not answer.
+    pub status: Option<MountStatus>,
 }
 
 /// The facts about this host.
@@ -43,7 +56,7 @@ pub(super) struct Facts {
     pub run_dir: Directory,
     pub systemd: SystemdFacts,
     /// Mounts that a process serves.
-    pub served: usize,
+    pub served: Vec<ServedMount>,
     pub dead: Vec<DeadMount>,
     /// Disks without notes, each with the process that serves it.
     pub without_note: Vec<(String, ServedBy)>,
@@ -71,7 +84,7 @@ impl Facts {
             key: key_file::read(&config.key_file, Side::Initiator).map(|key| key.public()),
             run_dir: Directory::look(Path::new(RUN_DIR), 0, me),
             systemd: SystemdFacts::read(root, UNIT, &units),
-            served: served.len(),
+            served: served.into_iter().map(|name| serving(name)).collect(),
             dead: others.into_iter().filter_map(|name| dead(name)).collect(),
             without_note: leftovers::without_note()
                 .unwrap_or_default()
@@ -84,6 +97,18 @@ impl Facts {
 
 fn without_note(info: &DeviceInfo) -> (String, ServedBy) {
     (disk_path(info.id).display().to_string(), ServedBy::of(info))
+}
+
+/// Asks the process of a mount. Only root may.
+fn serving(name: &str) -> ServedMount {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let answer = runtime
+        .and_then(|runtime| runtime.block_on(ask(&socket_path(name), Ask::Status, ANSWER_TIME)));
+    let status = match answer {
+        Ok(Response::Status(status)) => Some(status.with_lost()),
+        Ok(_) | Err(_) => None,
+    };
+    ServedMount { name: name.to_owned(), status }
 }
 
 fn dead(name: &str) -> Option<DeadMount> {

@@ -77,7 +77,7 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
         });
     }
     report.add(judge::paths(&peers, &facts, &config));
-    report.add(judge::leftovers(&facts));
+    report.add(judge::mounts(&facts));
     Ok(report)
 }
 

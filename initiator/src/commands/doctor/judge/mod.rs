@@ -6,7 +6,7 @@ use rblk_config::{ByteSize, Encrypt, MountConfig};
 use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
 use rblk_operate::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
 
-use super::facts::{DeadMount, Facts, UNIT};
+use super::facts::{DeadMount, Facts, ServedMount, UNIT};
 use super::peer::Peer;
 use crate::front::ublk::{Features, UblkError};
 use crate::mount::device::server::ServedBy;
@@ -386,8 +386,9 @@ fn software_device<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f str, &'f st
     facts.devices.iter().find(is_there).map(|device| (device.name.as_str(), interface.as_str()))
 }
 
-/// The leftovers of dead mounts, and the number of living mounts.
-pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
+/// The mounts: those that have lost their target, the leftovers of dead ones, and the number of the
+/// others.
+pub(super) fn mounts(facts: &Facts) -> Vec<Finding> {
     if !facts.is_root {
         return vec![Finding::skip("mounts", "only root may look at them")];
     }
@@ -407,17 +408,33 @@ pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
                 .fix(format!("rblk-initiator umount --force {disk}"))
         }
     });
-    let mut found: Vec<Finding> = dead.chain(without_note).collect();
+    let served = facts.served.iter().filter_map(served_mount);
+    let mut found: Vec<Finding> = dead.chain(without_note).chain(served).collect();
     if found.is_empty() {
         found.push(Finding::ok(
             "mounts",
-            match facts.served {
+            match facts.served.len() {
                 0 => "none, and nothing left of dead ones".to_owned(),
-                n => format!("{n}, each with its process"),
+                n => format!("{n}, each with its process and its target"),
             },
         ));
     }
     found
+}
+
+/// A mount that has lost its target, or does not say.
+fn served_mount(mount: &ServedMount) -> Option<Finding> {
+    let Some(status) = &mount.status else {
+        let text = format!("{}: its process does not answer", mount.name);
+        return Some(
+            Finding::warn("mounts", text).fix(format!("rblk-initiator status {}", mount.name)),
+        );
+    };
+    let outage = Finding::fail("mounts", status.outage()?);
+    Some(match status.target.as_slice() {
+        [] => outage,
+        addresses => outage.fix(format!("rblk-initiator doctor {}", addresses.join(" "))),
+    })
 }
 
 fn dead_mount(mount: &DeadMount) -> Option<Finding> {

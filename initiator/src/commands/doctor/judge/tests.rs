@@ -13,6 +13,7 @@ use rblk_operate::doctor::{
 
 use super::paths as judged;
 use super::*;
+use rblk_operate::mount::mount_status::MountStatus;
 
 /// A sound host without devices and without a key.
 fn facts() -> Facts {
@@ -37,7 +38,7 @@ fn facts() -> Facts {
             .map(|key| key.public()),
         run_dir: Directory::look(Path::new("/"), 0, 1),
         systemd: SystemdFacts { runs: false, file: None, user: None, units: Vec::new() },
-        served: 0,
+        served: Vec::new(),
         dead: Vec::new(),
         without_note: Vec::new(),
     }
@@ -308,7 +309,7 @@ fn each_leftover_has_the_command_that_clears_it() {
         (Condition::Gone, Verdict::Warn, "rblk-initiator umount m"),
         (Condition::Diskless, Verdict::Warn, "rblk-initiator umount m"),
     ] {
-        let found = leftovers(&Facts { dead: vec![dead(condition)], ..facts() });
+        let found = mounts(&Facts { dead: vec![dead(condition)], ..facts() });
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].verdict, found[0].fix.as_deref()), (verdict, Some(fix)));
     }
@@ -318,12 +319,31 @@ fn each_leftover_has_the_command_that_clears_it() {
         ("/dev/ublkb5", ServedBy::Elsewhere),
     ];
     let without_note = without_note.map(|(disk, by)| (disk.to_owned(), by)).to_vec();
-    let found = leftovers(&Facts { without_note, ..facts() });
+    let found = mounts(&Facts { without_note, ..facts() });
     assert_eq!((found.len(), found[1].verdict), (3, Verdict::Warn));
     assert_eq!((found[2].verdict, found[2].fix.as_deref()), (Verdict::Warn, None), "it lives");
     assert!(found[1].found.contains("/dev/ublkb4: process 7 serves it"), "{found:?}");
     assert_eq!(found[1].fix.as_deref(), Some("rblk-initiator umount /dev/ublkb4"));
     assert_eq!(found[0].fix.as_deref(), Some("rblk-initiator umount --force /dev/ublkb3"));
-    assert_eq!(leftovers(&facts())[0].verdict, Verdict::Ok);
-    assert_eq!(leftovers(&Facts { is_root: false, ..facts() })[0].verdict, Verdict::Skip);
+    assert_eq!(mounts(&facts())[0].verdict, Verdict::Ok);
+    assert_eq!(mounts(&Facts { is_root: false, ..facts() })[0].verdict, Verdict::Skip);
+}
+
+#[test]
+fn a_mount_without_its_target_is_a_failure() {
+    let served = |state: &str| {
+        let mut status = MountStatus { name: "m".to_owned(), ..MountStatus::default() };
+        status.state = state.to_owned();
+        status.target = vec!["tcp://store1".to_owned()];
+        status.lost_ms_ago = (state != "connected").then_some(12_000);
+        ServedMount { name: "m".to_owned(), status: Some(status) }
+    };
+    let judged = |mount| mounts(&Facts { served: vec![mount], ..facts() }).remove(0);
+    assert_eq!(judged(served("connected")).verdict, Verdict::Ok);
+    let lost = judged(served("reconnecting"));
+    assert_eq!(lost.verdict, Verdict::Fail);
+    assert_eq!(lost.found, "m: its target is lost, and requests wait (for 12 s)");
+    assert_eq!(lost.fix.as_deref(), Some("rblk-initiator doctor tcp://store1"));
+    let silent = judged(ServedMount { name: "m".to_owned(), status: None });
+    assert_eq!(silent.verdict, Verdict::Warn);
 }
