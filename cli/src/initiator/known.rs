@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rblk_operate::mount::left::{self, LeftDisk, LeftMount};
 use rblk_operate::mount::lock::MountLock;
-use rblk_operate::mount::mount_ask::{Ask, Response, ask, socket_path};
+use rblk_operate::mount::mount_ask::status_of;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::not_there::NotMounted;
 use rblk_operate::mount::run_dir::{must_be_readable, names};
@@ -49,10 +49,7 @@ pub(super) fn users(mounts: &[MountStatus], output: Output) -> impl Fn(&str) -> 
 }
 
 pub(super) async fn status(name: &str) -> Option<MountStatus> {
-    match ask(&socket_path(name), Ask::Status, STATUS_TIME).await {
-        Ok(Response::Status(status)) => Some(*status),
-        _ => None,
-    }
+    status_of(name, STATUS_TIME).await
 }
 
 /// The mounts that answer. With `rates`, they have measured rates; the first question takes a

@@ -74,6 +74,15 @@ pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Respons
     exchange(path, &ask, ANSWER_MAX, timeout).await
 }
 
+/// The status of the running mount of a name. `None`: its process does not answer within
+/// `timeout`.
+pub async fn status_of(name: &str, timeout: Duration) -> Option<MountStatus> {
+    match ask(&socket_path(name), Ask::Status, timeout).await {
+        Ok(Response::Status(status)) => Some(*status),
+        Ok(_) | Err(_) => None,
+    }
+}
+
 /// The part of a mount's state that an upgrade needs. Every version has this part: an upgrade asks
 /// the process of another version.
 #[derive(Clone, Debug, Deserialize)]

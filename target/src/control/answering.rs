@@ -30,9 +30,7 @@ impl Control {
             ToControl::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
             }
-            ToControl::Past(reply) => {
-                let _ = reply.send(self.past());
-            }
+            ToControl::Past(reply) => drop(reply.send(self.past())),
             ToControl::Drain(reply) => {
                 self.watch.warn_of_stores(self.core.volumes());
                 self.ends.ask(reply);
@@ -58,8 +56,8 @@ impl Control {
                     Some(volume) => self.traces.begin(volume, slower, &mut self.groups),
                     None => Err(Refusal::no_volume(&volume)),
                 };
+                // The client may be gone already.
                 if let Err(Ok(begun)) = reply.send(begun) {
-                    // The client is gone already.
                     self.traces.end(begun.number(), &mut self.groups);
                 }
             }

@@ -49,6 +49,7 @@ use crate::memory::demand;
 use crate::memory::demand::{Demand, HostMemory};
 use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;
+use crate::store::Backing;
 use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use crate::store::uring::{UringOptions, UringStore};
 use rblk_operate::target::defaults::{NO_HOST, NO_VOLUME, poll_groups, target_name};
@@ -172,11 +173,9 @@ async fn run(
         return Ok(None);
     }
     let (opened, away, state) = open_what_is_served(config, &name, before)?;
-    let is_away = |volume: &&VolumeConfig| away.iter().any(|away| away.name == volume.name);
-    let others = config.volumes.iter().filter(is_away).cloned().collect();
+    let others = configured(config, &away);
     let config = &without(config, &away);
-    let locals = opened.iter().filter_map(|opened| opened.backing.as_ref()?.local().cloned());
-    let stores: Vec<_> = locals.collect();
+    let stores = local_stores(&opened);
     let outages = Outages::default();
     let plan = RunPlan {
         config,
@@ -216,6 +215,17 @@ async fn run(
     sockets.extend(config.http.zip(http).map(|(address, socket)| (name_of_http(address), socket)));
     let note = HandOver { clean, ..note };
     Ok(Some((Successor::new(program, note, leaves, sockets), file)))
+}
+
+/// The configuration of the volumes that are away.
+fn configured(config: &TargetConfig, away: &[AwayVolume]) -> Vec<VolumeConfig> {
+    let is_away = |volume: &&VolumeConfig| away.iter().any(|away| away.name == volume.name);
+    config.volumes.iter().filter(is_away).cloned().collect()
+}
+
+/// The files and devices of the open volumes.
+fn local_stores(opened: &[OpenedVolume]) -> Vec<Arc<Backing>> {
+    opened.iter().filter_map(|opened| opened.backing.as_ref()?.local().cloned()).collect()
 }
 
 /// The HTTP server, if there is one.

@@ -20,9 +20,9 @@ use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::ways::WayIndex;
 use rblk_initiator::volume::admin::AdminChannel;
 use rblk_protocol::{
-    AccessMode, ConnectionKind, DropRequest, Epoch, Features, Generation, HelloRequest, HostId,
-    Join, LoginReply, LoginRequest, Name, Opcode, OpenReply, OpenRequest, QueueDepth, RejectReason,
-    SessionId, Status, Tag, Version, VolumeHandle,
+    AccessMode, ConnectionKind, DropRequest, Epoch, Features, Generation, HostId, Join, LoginReply,
+    LoginRequest, Name, Opcode, OpenReply, OpenRequest, RejectReason, SessionId, Status, Tag,
+    VolumeHandle,
 };
 use rblk_rig::inprocess::{QueueId, QueueOptions};
 use rblk_rig::seed::Random;
@@ -153,14 +153,7 @@ impl Bench {
     }
 
     fn queue_options(&self) -> QueueOptions {
-        QueueOptions {
-            depth: self.plan.depth,
-            io_max_bytes: self.plan.io_max_bytes,
-            in_capsule_bytes: self.plan.in_capsule_bytes,
-            features: self.plan.features,
-            reads_out: self.plan.reads_out,
-            lanes: 1,
-        }
+        QueueOptions { lanes: 1, ..self.plan.queue_options() }
     }
 
     fn knock(&mut self, kind: ConnectionKind, epoch: Epoch) -> Knock {
@@ -168,18 +161,7 @@ impl Bench {
             ConnectionKind::Admin => QueueOptions { features: Features::WAYS, ..admin::options() },
             ConnectionKind::Io { .. } => self.queue_options(),
         };
-        let hello = HelloRequest {
-            kind,
-            newest: Version::NEWEST,
-            oldest: Version::OLDEST,
-            depth: QueueDepth::new(options.depth).expect("a depth"),
-            features: options.features,
-            in_capsule_bytes: options.in_capsule_bytes,
-            io_max_bytes: options.io_max_bytes,
-            epoch,
-            reads_in: 16,
-            session: self.session,
-        };
+        let hello = admin::hello(kind, &options, self.session, epoch);
         let knock = self.site.knock(&hello, HOST, &mut self.log);
         self.site.pump(&mut self.log, &mut Vec::new());
         knock

@@ -14,8 +14,8 @@ use rblk_fabric::{
 use rblk_initiator::engine::pulse::Pulse;
 use rblk_protocol::limits::{self, ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
-    AsyncEvent, CommandCapsule, Epoch, Features, KeyedDescriptor, Opcode, QueueDepth,
-    ResponseCapsule, Sequence, Status, Tag,
+    AsyncEvent, CommandCapsule, ConnectionKind, Epoch, Features, HelloRequest, KeyedDescriptor,
+    Opcode, QueueDepth, ResponseCapsule, Sequence, SessionId, Status, Tag, Version,
 };
 use rblk_rig::inprocess::{QueueOptions, RawEnd};
 
@@ -36,6 +36,31 @@ pub fn options() -> QueueOptions {
         features: Features::default(),
         reads_out: 0,
         lanes: 1,
+    }
+}
+
+/// The hello of a connection with these options.
+///
+/// # Panics
+/// The depth is no depth.
+#[must_use]
+pub fn hello(
+    kind: ConnectionKind,
+    options: &QueueOptions,
+    session: SessionId,
+    epoch: Epoch,
+) -> HelloRequest {
+    HelloRequest {
+        kind,
+        newest: Version::NEWEST,
+        oldest: Version::OLDEST,
+        depth: QueueDepth::new(options.depth).expect("a depth"),
+        features: options.features,
+        in_capsule_bytes: options.in_capsule_bytes,
+        io_max_bytes: options.io_max_bytes,
+        epoch,
+        reads_in: 16,
+        session,
     }
 }
 

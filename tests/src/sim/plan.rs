@@ -6,6 +6,7 @@ use rblk_config::OnLoss;
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::engine::ways::choice::ChoicePolicy;
 use rblk_protocol::Features;
+use rblk_rig::inprocess::QueueOptions;
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
@@ -233,6 +234,19 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The options of an I/O queue.
+    #[must_use]
+    pub fn queue_options(&self) -> QueueOptions {
+        QueueOptions {
+            depth: self.depth,
+            io_max_bytes: self.io_max_bytes,
+            in_capsule_bytes: self.in_capsule_bytes,
+            features: self.features,
+            reads_out: self.reads_out,
+            lanes: self.lanes,
+        }
+    }
+
     /// The plan of a seed.
     #[must_use]
     pub fn random(seed: u64) -> Self {

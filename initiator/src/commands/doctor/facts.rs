@@ -16,7 +16,7 @@ use crate::front::ublk::{Control, DeviceInfo, Features, UblkError, disk_path};
 use crate::mount::device::server::ServedBy;
 use crate::mount::note::leftovers::{self, Condition};
 use rblk_operate::mount::lock::MountLock;
-use rblk_operate::mount::mount_ask::{Ask, Response, ask, socket_path};
+use rblk_operate::mount::mount_ask::status_of;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::run_dir::{RUN_DIR, names};
 
@@ -102,12 +102,7 @@ fn without_note(info: &DeviceInfo) -> (String, ServedBy) {
 /// Asks the process of a mount. Only root may.
 fn serving(name: &str) -> ServedMount {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let answer = runtime
-        .and_then(|runtime| runtime.block_on(ask(&socket_path(name), Ask::Status, ANSWER_TIME)));
-    let status = match answer {
-        Ok(Response::Status(status)) => Some(status.with_lost()),
-        Ok(_) | Err(_) => None,
-    };
+    let status = runtime.ok().and_then(|runtime| runtime.block_on(status_of(name, ANSWER_TIME)));
     ServedMount { name: name.to_owned(), status }
 }
 

@@ -253,6 +253,12 @@ struct Kept {
     group: Option<(ImageRecord, Asking)>,
 }
 
+/// The record of an image in its state object, and the questions of other members.
+fn group_of(keeper: &StateKeeper, name: &ImageName, facts: &ImageFacts) -> (ImageRecord, Asking) {
+    let place = format!("the state of image {name}");
+    (keeper.record(uuid_of(&facts.identity), place), keeper.asking())
+}
+
 impl Kept {
     fn open(
         library: &'static Library,
@@ -305,10 +311,7 @@ impl Kept {
         let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
         let shared = Arc::new(Shared::new(facts, size));
         shared.proven(proven_at);
-        let group = state.as_ref().map(|keeper: &StateKeeper| {
-            let place = format!("the state of image {name}");
-            (keeper.record(uuid_of(&shared.facts.identity), place), keeper.asking())
-        });
+        let group = state.as_ref().map(|keeper| group_of(keeper, name, &shared.facts));
         let looker = Looker::begin(Arc::clone(&shared), lock);
         let looker =
             looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;

@@ -337,14 +337,7 @@ impl Process {
     }
 
     fn queue_options(&self) -> QueueOptions {
-        QueueOptions {
-            depth: self.plan.depth,
-            io_max_bytes: self.plan.io_max_bytes,
-            in_capsule_bytes: self.plan.in_capsule_bytes,
-            features: self.plan.features,
-            reads_out: self.plan.reads_out,
-            lanes: self.plan.lanes,
-        }
+        self.plan.queue_options()
     }
 
     fn fail_all(&self, errno: Option<i32>, ground: &mut Ground<'_>) {

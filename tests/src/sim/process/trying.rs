@@ -16,7 +16,7 @@ use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, OpenVerdic
 use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, Features, HelloReject, HelloRequest, LoginReply,
-    LoginRequest, Opcode, OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,
+    LoginRequest, Opcode, OpenReply, OpenRequest, SessionId, Status, Version,
 };
 use rblk_rig::inprocess::{Join, QueueOptions};
 
@@ -187,18 +187,7 @@ impl Process {
             ConnectionKind::Admin => self.admin_options(),
             ConnectionKind::Io { .. } => self.queue_options(),
         };
-        HelloRequest {
-            kind,
-            newest: Version::NEWEST,
-            oldest: Version::OLDEST,
-            depth: QueueDepth::new(options.depth).expect("a depth"),
-            features: options.features,
-            in_capsule_bytes: options.in_capsule_bytes,
-            io_max_bytes: options.io_max_bytes,
-            epoch,
-            reads_in: 16,
-            session,
-        }
+        admin::hello(kind, &options, session, epoch)
     }
 
     /// Delivers a connect request to the target, unless a fault prevents that.
