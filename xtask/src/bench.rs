@@ -333,7 +333,7 @@ impl BenchArgs {
         }
         words.extend(["sh".into(), "-c".into(), script(&boot.steps).into()]);
         // Progress; the tables are printed at the end, of everything.
-        lab.run_into(&words, std::io::stderr())
+        lab.run_into(&words, std::io::stderr()).map(|end| end.status())
     }
 }
 

@@ -218,7 +218,7 @@ impl DemoArgs {
         lab.shares = vec![workspace.root.clone(), artifacts.dir().to_owned()];
         lab.shares.extend(self.tree.as_ref().map(std::path::absolute).transpose()?);
         // Its stdout is this program's progress.
-        lab.run_into(&self.inside(artifacts, report)?, std::io::stderr())
+        lab.run_into(&self.inside(artifacts, report)?, std::io::stderr()).map(|end| end.status())
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Contract of a run:
 //! - the command's output (stdout and stderr merged) is copied as it comes, byte for byte;
-//! - the result is the command's exit status, [`TIMED_OUT`] or [`FAILED`];
+//! - the result is the command's exit status, or the reason for none ([`End`]);
 //! - when it returns, no guest is left, and what the guest wrote outside `/tmp`, `/run`,
 //!   `/dev/shm` and the scratch disk is on this machine's disk.
 
@@ -42,8 +42,39 @@ pub(crate) const TIMED_OUT: u8 = 124;
 /// Exit status of a run in which the lab, not the command, failed.
 pub(crate) const FAILED: u8 = 125;
 
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The command ended with this status.
+    Exited(i32),
+    /// The guest was killed at the time limit.
+    TimedOut,
+    /// The guest died, or did not start the command, for this reason.
+    Died(String),
+    /// The emulator broke the guest's kernel: an `Oops: int3`, which the line of the console says.
+    ///
+    /// A kernel changes its own code while it runs: it puts a breakpoint over the first byte,
+    /// writes the rest, and removes the breakpoint. QEMU's translator now and then runs the
+    /// breakpoint on another CPU after that. No program in the guest can cause this.
+    Broken(String),
+}
+
+impl End {
+    /// The exit status of a program that ran the guest.
+    pub(crate) fn status(&self) -> i32 {
+        match self {
+            End::Exited(status) => *status,
+            End::TimedOut => i32::from(TIMED_OUT),
+            End::Died(_) | End::Broken(_) => i32::from(FAILED),
+        }
+    }
+}
+
 /// The kernel that is booted when none is asked for.
 pub(crate) const DEFAULT_KERNEL: &str = "7.2";
+
+/// What a kernel says that met a breakpoint which nobody had set.
+const BREAKPOINT: &str = "Oops: int3";
 
 /// How often an emulated guest is booted, at most, until its command starts.
 const BOOTS: u32 = 3;
@@ -119,7 +150,7 @@ pub(crate) fn guest_files(version: &str, init: &Path, out: &Path) -> Result<()> 
 impl Lab {
     /// Runs `command` in the guest with its output on this process's stdout.
     pub(crate) fn run(&self, command: &[OsString]) -> Result<i32> {
-        self.run_into(command, std::io::stdout())
+        Ok(self.run_into(command, std::io::stdout())?.status())
     }
 
     /// Runs `command` in the guest with its output in `output`.
@@ -127,7 +158,7 @@ impl Lab {
         &self,
         command: &[OsString],
         output: impl Write + Send + 'static,
-    ) -> Result<i32> {
+    ) -> Result<End> {
         if command.is_empty() {
             bail!("no command was given; write it after `--`, as in `cargo xtask lab -- uname -r`");
         }
@@ -173,27 +204,33 @@ impl Lab {
                 format!("cannot copy the guest's console to {} (--keep-log)", copy.display())
             })?;
         }
-        match end? {
-            qemu::End::Exited(status) => Ok(status),
+        Ok(match end? {
+            qemu::End::Exited(status) => End::Exited(status),
             qemu::End::TimedOut => {
                 eprintln!(
                     "lab: the guest was killed after {} s; give it longer with --timeout; its console is in {}",
                     self.timeout.as_secs(),
                     log.display()
                 );
-                Ok(i32::from(TIMED_OUT))
+                End::TimedOut
             }
-            qemu::End::NotBooted => Ok(failed("the guest died while booting", &log)),
-            qemu::End::Died(why) => Ok(failed(&why, &log)),
-        }
+            qemu::End::NotBooted => died("the guest died while booting", engine, &log),
+            qemu::End::Died(why) => died(&why, engine, &log),
+        })
     }
 }
 
-/// Says why the lab failed, with the end of the guest's console; the exit status of that.
-fn failed(why: &str, log: &Path) -> i32 {
+/// Says why the lab failed, with the end of the guest's console.
+fn died(why: &str, engine: engine::Engine, log: &Path) -> End {
     eprintln!("lab: {why}; the end of its console ({}):", log.display());
     eprintln!("{}", qemu::tail(log, 60));
-    i32::from(FAILED)
+    match qemu::fault(log) {
+        Some(line) if engine != engine::Engine::Kvm && line.contains(BREAKPOINT) => {
+            End::Broken(line)
+        }
+        Some(line) => End::Died(line),
+        None => End::Died(why.to_owned()),
+    }
 }
 
 /// A number of bytes, written with an optional binary suffix: `512M`, `4G`, `4GiB`.

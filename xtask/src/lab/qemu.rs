@@ -267,6 +267,16 @@ pub(crate) fn tail(log: &Path, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
+/// The line of a log by which a kernel says why it cannot go on.
+pub(crate) fn fault(log: &Path) -> Option<String> {
+    // The clearest first: an oops ends in a panic here, which does not name its cause.
+    const WORDS: [&str; 4] = ["Oops: ", "general protection fault", "BUG: ", "Kernel panic"];
+    let bytes = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let line = WORDS.iter().find_map(|word| text.lines().find(|line| line.contains(word)));
+    line.map(|line| line.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,6 +288,19 @@ mod tests {
         assert_eq!(tail(file.path(), 2), "b\nc");
         assert_eq!(tail(file.path(), 9), "a\nb\nc");
         assert_eq!(tail(Path::new("/nonexistent"), 2), "");
+    }
+
+    #[test]
+    fn the_fault_is_the_cause_and_not_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let oops = "[ 9.0] Oops: int3: 0000 [#1] SMP NOPTI";
+        let text = format!("[ 8.0] up\n{oops}\n[ 9.1] Kernel panic - not syncing: Fatal\n");
+        std::fs::write(&file, text).unwrap();
+        assert_eq!(fault(file.path()).as_deref(), Some(oops));
+        std::fs::write(&file, "[ 9.1] Kernel panic - not syncing: x\n").unwrap();
+        assert_eq!(fault(file.path()).as_deref(), Some("[ 9.1] Kernel panic - not syncing: x"));
+        std::fs::write(&file, "[ 8.0] up\n").unwrap();
+        assert_eq!(fault(file.path()), None);
     }
 
     #[test]

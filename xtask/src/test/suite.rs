@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::tally::{Results, Tally};
-use crate::lab::{self, Lab};
+use crate::lab::{End, Lab};
 use crate::process;
 
 /// Tests whose names begin so are run on every kernel, not only on the first.
@@ -22,6 +22,9 @@ const BAD_KERNEL: &str = "only_bad_kernel_";
 
 /// The one test for every kernel that a bad one passes: it knows the bad ones.
 const KNOWS_BAD: &str = "kernel_is_in_the_table";
+
+/// How many guests run the tests of one kernel at most, each after one that the emulator broke.
+const BOOTS: u32 = 3;
 
 /// The part of a kernel in the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,8 +101,47 @@ impl Suites<'_> {
             println!("no test is selected here");
             return Ok(());
         }
+        let mut ended: Vec<Suite> = Vec::new();
+        for boot in 1..=BOOTS {
+            let end = self.boot(&suites, guest, results)?;
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            results.cut_off();
+            let cut_off =
+                suites.iter().position(|suite| results.has_passed(&suite.name()).is_none());
+            match (end, cut_off) {
+                (End::Broken(fault), Some(at)) if boot < BOOTS => {
+                    let rest = suites.split_off(at);
+                    println!(
+                        "the emulator broke Linux {}: {fault}; another guest runs {} and the rest",
+                        guest.kernel,
+                        rest[0].name()
+                    );
+                    note_runs(&suites, &mut results);
+                    ended.append(&mut suites);
+                    suites = rest;
+                }
+                (end, _) => {
+                    if !matches!(end, End::Died(_) | End::Broken(_)) {
+                        note_runs(&suites, &mut results);
+                    }
+                    let failed = ended.iter().map(Suite::name);
+                    let failed = failed.filter(|name| results.has_passed(name) != Some(true));
+                    return judge(guest, &end, &suites, failed.collect());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the suites in one guest.
+    fn boot(
+        &self,
+        suites: &[Suite],
+        guest: Guest<'_>,
+        results: &Arc<Mutex<Results>>,
+    ) -> Result<End> {
         let script = self.directory.join(format!("suites-{}.sh", guest.kernel));
-        fs::write(&script, text(&suites)).with_context(|| script.display().to_string())?;
+        fs::write(&script, text(suites)).with_context(|| script.display().to_string())?;
         let mut words: Vec<OsString> = vec!["env".into()];
         for (name, value) in &self.environment {
             let mut word = OsString::from(format!("{name}="));
@@ -113,21 +155,28 @@ impl Suites<'_> {
             shares: self.shares.clone(),
             ..Lab::default()
         };
-        let status = lab.run_into(&words, Tally::new(std::io::stdout(), Arc::clone(results)))?;
-        if status != i32::from(lab::FAILED) {
-            // What a test prints without a line's end makes its own line unreadable.
-            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-            suites.iter().flat_map(|suite| &suite.names).for_each(|name| results.note_run(name));
+        lab.run_into(&words, Tally::new(std::io::stdout(), Arc::clone(results)))
+    }
+}
+
+/// Notes the tests of programs that have ended: what a test prints without a line's end makes its
+/// own line unreadable.
+fn note_runs(suites: &[Suite], results: &mut Results) {
+    suites.iter().flat_map(|suite| &suite.names).for_each(|name| results.note_run(name));
+}
+
+/// The result of the last guest, which ran `suites`; `failed` are those that failed in an earlier.
+fn judge(guest: Guest<'_>, end: &End, suites: &[Suite], mut failed: Vec<String>) -> Result<()> {
+    let kernel = guest.kernel;
+    match end {
+        End::Exited(0) if failed.is_empty() => Ok(()),
+        End::Exited(status) => {
+            failed.append(&mut failures(suites, *status));
+            bail!("on Linux {kernel} failed: {} (status {status})", failed.join(", "))
         }
-        let kernel = guest.kernel;
-        match u8::try_from(status) {
-            Ok(0) => Ok(()),
-            Ok(lab::TIMED_OUT) => {
-                bail!("not done after {} s on Linux {kernel}", guest.limit.as_secs())
-            }
-            Ok(lab::FAILED) => bail!("the guest died on Linux {kernel}"),
-            _ => bail!("on Linux {kernel} failed: {}", failed(&suites, status)),
-        }
+        End::TimedOut => bail!("not done after {} s on Linux {kernel}", guest.limit.as_secs()),
+        End::Died(fault) => bail!("the guest died on Linux {kernel}: {fault}"),
+        End::Broken(fault) => bail!("the emulator broke Linux {kernel} {BOOTS} times: {fault}"),
     }
 }
 
@@ -169,11 +218,10 @@ fn text(suites: &[Suite]) -> String {
 const WORDS: &str = "--include-ignored --test-threads=1 --nocapture --exact";
 
 /// The names of the suites that failed, of the exit status of the script.
-fn failed(suites: &[Suite], status: i32) -> String {
+fn failures(suites: &[Suite], status: i32) -> Vec<String> {
     let is_failed = |at: usize| status & (1 << at) != 0;
-    let names = suites.iter().enumerate().filter(|(at, _)| is_failed(*at));
-    let names: Vec<String> = names.map(|(_, suite)| suite.name()).collect();
-    format!("{} (status {status})", names.join(", "))
+    let failed = suites.iter().enumerate().filter(|(at, _)| is_failed(*at));
+    failed.map(|(_, suite)| suite.name()).collect()
 }
 
 /// The tests of a binary, which lists them without running any.
@@ -208,7 +256,7 @@ mod tests {
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.starts_with("--- true\n--- true: ok, 0 s\n--- false\n"), "{said}");
         assert_eq!(output.status.code(), Some(0b1010));
-        assert_eq!(failed(&suites, 0b1010), "false, false (status 10)");
+        assert_eq!(failures(&suites, 0b1010), ["false", "false"]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ const LINE_MAX: usize = 4096;
 /// Begins the line of a test that could not run where it was started, though libtest calls it
 /// passed. The test's name and the reason follow.
 const SKIPPED: &str = "skipped here: ";
+/// How a test ends that failed.
+const FAILED: &str = "FAILED";
 
 /// The results of any number of test programs.
 ///
@@ -25,6 +27,9 @@ pub(crate) struct Results {
     ignored: BTreeMap<String, String>,
     skipped: Vec<(String, String)>,
     ran: BTreeSet<String>,
+    ended: BTreeMap<String, bool>,
+    // Of the program that runs now. Its sums have them again.
+    failed_so_far: u64,
 }
 
 impl Results {
@@ -44,6 +49,16 @@ impl Results {
         self.ran.insert(name.to_owned());
     }
 
+    /// Whether a program of a guest passed, once it has ended: a line of its own tells so.
+    pub(crate) fn has_passed(&self, program: &str) -> Option<bool> {
+        self.ended.get(program).copied()
+    }
+
+    /// The program that ran was cut off: its failures so far are counted, since no sums come.
+    pub(crate) fn cut_off(&mut self) {
+        self.failed += std::mem::take(&mut self.failed_so_far);
+    }
+
     /// The tests that were ignored and ran in no other step, and those that could not run where
     /// they were started, each with its reason.
     pub(crate) fn left_out(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -58,6 +73,12 @@ impl Results {
         if let Some((passed, failed)) = sums(line) {
             self.ended_well += passed;
             self.failed += failed;
+            self.failed_so_far = 0;
+        } else if let Some((program, passed)) = end_of_program(line) {
+            self.ended.insert(program.to_owned(), passed);
+        } else if line.trim_end() == FAILED {
+            // The test printed lines of its own, and its end stands alone.
+            self.failed_so_far += 1;
         } else if let Some((name, reason)) = skipped(line) {
             self.skipped.push((name.to_owned(), reason.to_owned()));
         } else if let Some((name, outcome)) = one_test(line) {
@@ -66,7 +87,10 @@ impl Results {
                     let reason = reason.trim_start_matches(", ");
                     self.ignored.insert(name.to_owned(), reason.to_owned());
                 }
-                None => self.note_run(name),
+                None => {
+                    self.failed_so_far += u64::from(outcome == FAILED);
+                    self.note_run(name);
+                }
             }
         }
     }
@@ -84,6 +108,14 @@ fn sums(line: &str) -> Option<(u64, u64)> {
     Some((number("passed")?, number("failed")?))
 }
 
+/// The program, and whether it passed, of the line by which the script of a guest ends it:
+/// `--- lab: ok, 9 s`.
+fn end_of_program(line: &str) -> Option<(&str, bool)> {
+    let (program, outcome) = line.trim_end().strip_prefix("--- ")?.split_once(": ")?;
+    let (outcome, _) = outcome.split_once(", ")?;
+    matches!(outcome, "ok" | FAILED).then_some((program, outcome == "ok"))
+}
+
 /// The name of a test that could not run here, and the reason.
 fn skipped(line: &str) -> Option<(&str, &str)> {
     line.trim_end().strip_prefix(SKIPPED)?.split_once(": ")
@@ -93,7 +125,7 @@ fn skipped(line: &str) -> Option<(&str, &str)> {
 fn one_test(line: &str) -> Option<(&str, &str)> {
     let (name, outcome) = line.trim_end().strip_prefix("test ")?.split_once(" ... ")?;
     let is_outcome =
-        matches!(outcome, "ok" | "FAILED" | "ignored") || outcome.starts_with("ignored, ");
+        matches!(outcome, "ok" | FAILED | "ignored") || outcome.starts_with("ignored, ");
     is_outcome.then_some((name, outcome))
 }
 
@@ -190,6 +222,26 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out
         assert_eq!((results.passed(), results.failed), (2, 0));
         let reason = "it resizes a disk in use, which came with Linux 6.16";
         assert_eq!(results.left_out().collect::<Vec<_>>(), [("grow::a", reason)]);
+    }
+
+    #[test]
+    fn a_program_that_is_cut_off_keeps_its_failures() {
+        let text = "\
+--- lab-1
+test a ... FAILED
+test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
+--- lab-1: FAILED, 9 s
+--- lab-2
+test b ... FAILED
+test c ... words
+FAILED
+test d ... ";
+        let mut results = read(text, 5);
+        assert_eq!((results.passed(), results.failed), (3, 1));
+        assert_eq!((results.has_passed("lab-1"), results.has_passed("lab-2")), (Some(false), None));
+        results.cut_off();
+        results.cut_off();
+        assert_eq!((results.passed(), results.failed), (3, 3));
     }
 
     #[test]
