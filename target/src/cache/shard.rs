@@ -5,9 +5,9 @@
 //! answers. A request may be answered before its call returns.
 //!
 //! A read whose blocks are all in the index is answered at once and costs no job. A write of one
-//! block mostly has no job either (`block_write.rs`). Any other request is a job (`job.rs`): memory
-//! first (first come, first served), then the lock on its range, then the store. A request to a
-//! volume without a cache needs only memory and the store.
+//! block mostly has no job either: [`Shard::write_one`], `block_write.rs`. Any other read, write,
+//! discard or zeroing is a job (`job.rs`): memory first (first come, first served), then the lock on
+//! its range, then the store. A job of a volume without a cache needs only memory and the store.
 //!
 //! This file decides the next step of a job: after its memory is allocated, after its lock is
 //! granted, after its store operations ended. The steps are in `read_job.rs`, `write_job.rs`,
