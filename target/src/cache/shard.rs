@@ -6,8 +6,9 @@
 //!
 //! A read whose blocks are all in the index is answered at once and costs no job. A write of one
 //! block mostly has no job either: [`Shard::write_one`], `block_write.rs`. Any other read, write,
-//! discard or zeroing is a job (`job.rs`): memory first (first come, first served), then the lock on
-//! its range, then the store. A job of a volume without a cache needs only memory and the store.
+//! discard or zeroing is a job (`job.rs`). A job takes memory first (first come, first served),
+//! then the lock on its range, then the store. A job of a volume without a cache needs only memory
+//! and the store.
 //!
 //! This file decides the next step of a job: after its memory is allocated, after its lock is
 //! granted, after its store operations ended. The steps are in `read_job.rs`, `write_job.rs`,
