@@ -39,7 +39,7 @@ use crate::cache::read_job::Hit;
 use crate::cache::session_memory::Sessions;
 use crate::cache::shard_clock::Clock;
 use crate::cache::shard_volumes::{ShardVolumes, StoreFailure};
-use crate::cache::write_job::{Landed, OneBlock};
+use crate::cache::write_job::{Landed, OneBlock, OneWrite};
 use crate::cache::{read_job, write_job};
 use crate::memory::arena::Arena;
 use crate::store::{OpDone, OpKind, Store};
@@ -395,12 +395,11 @@ impl<S: Store> Shard<S> {
         core.end(job);
     }
 
-    /// A reservation and its write in one, for the data of one block that has already landed. True:
-    /// the write succeeded. False: the answer comes later, from [`Self::next_written`] or, as for
-    /// [`ShardRequest::Write`], from [`Self::take_reply`]. `None`: nothing changed; the write must
-    /// be reserved and may have to wait.
+    /// A reservation and its write in one, for the data of one block that has already landed. The
+    /// answer of [`OneWrite::AtStore`] comes from [`Self::next_written`] or, as for
+    /// [`ShardRequest::Write`], from [`Self::take_reply`].
     #[inline(always)]
-    pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> Option<bool> {
+    pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> OneWrite {
         write_job::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
     }
 
