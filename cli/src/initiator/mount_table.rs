@@ -32,8 +32,8 @@ pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<St
     for m in mounts {
         let first = [
             m.name.clone(),
-            m.device.clone(),
-            figures::size(m.size_bytes),
+            or_dash(!m.device.is_empty(), || m.device.clone()),
+            or_dash(m.size_bytes > 0, || figures::size(m.size_bytes)),
             state(m),
             format!("{} {}", m.target_name, transport(m)).trim().to_owned(),
         ];
@@ -47,6 +47,21 @@ pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<St
         table.row(first.into_iter().chain(paths).chain(last));
     }
     table.to_string()
+}
+
+/// A value that is known, or a dash: a mount that waits for its first target has neither device
+/// nor size.
+fn or_dash(known: bool, value: impl FnOnce() -> String) -> String {
+    if known { value() } else { "-".to_owned() }
+}
+
+/// How often another process took the device over: after a death, or in an upgrade.
+fn taken_over(times: u32) -> String {
+    match times {
+        0 => "never taken over".to_owned(),
+        1 => "taken over once".to_owned(),
+        times => format!("taken over {times} times"),
+    }
 }
 
 /// The state of a mount; with a lost target, the time since the loss.
@@ -110,24 +125,21 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
             ),
         ),
         ("queues", format!("{} of depth {}, {} lanes each", m.queues, m.queue_depth, m.lanes)),
-        (
-            "process",
-            format!("{}, rblk {}, up {up}, recovered {} times", m.pid, m.version, m.recovered),
-        ),
+        ("process", format!("{}, rblk {}, up {up}, {}", m.pid, m.version, taken_over(m.recovered))),
         ("epoch", m.epoch.to_string()),
-        ("last loss", m.last_loss.clone().unwrap_or_else(|| "none".to_owned())),
+        ("last disconnect", m.last_loss.clone().unwrap_or_else(|| "none".to_owned())),
         ("hint", m.hint.clone().unwrap_or_default()),
         ("longest stall", figures::duration(Duration::from_millis(m.stall_ms_max))),
         (
-            "unflushed",
+            "not flushed yet",
             format!(
-                "{} writes, {} kept for them",
+                "{} writes, {} of copies kept",
                 m.unflushed_writes,
                 figures::size(m.retain_bytes)
             ),
         ),
         ("guest's memory", guests_memory(m)),
-        ("losses", m.lost.clone().unwrap_or_else(|| m.losses.to_string())),
+        ("lost writes", m.lost.clone().unwrap_or_else(|| m.losses.to_string())),
     ];
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{}", m.name);

@@ -9,6 +9,7 @@
 
 mod bench;
 mod blocks;
+mod call_probe;
 mod cards;
 pub mod ceph;
 mod counts;

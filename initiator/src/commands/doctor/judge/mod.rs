@@ -330,13 +330,7 @@ fn failed(
             Finding::fail("keys", "the target does not let in the key of this host")
                 .fix_at(host, format!("rblk-target host add NAME --key {key} --volume VOLUME:rw"))
         }
-        ProbeError::KeysWanted => {
-            let fix = match facts.key.is_ok() {
-                true => "rblk-initiator doctor ADDRESS --target-key KEY",
-                false => "rblk-initiator key new",
-            };
-            Finding::fail("keys", "the target lets in only hosts that prove a key").fix(fix)
-        }
+        ProbeError::KeysWanted => keys_wanted(&peer.address, facts),
         ProbeError::NoProof => Finding::fail("keys", "the target proves no key")
             .fix_at(host, "rblk-target key new; rblk-target doctor"),
         ProbeError::NotEncrypted => Finding::fail("tls", text).fix_at(host, "rblk-target doctor"),
@@ -346,6 +340,24 @@ fn failed(
         ProbeError::SelfTest => Finding::fail("self-test", text),
         ProbeError::NoVerbs | ProbeError::Other => Finding::fail("connect", text),
     }
+}
+
+/// The target asks for a key, and none was given to try. A mount that has that target proves more
+/// than a try.
+fn keys_wanted(address: &Address, facts: &Facts) -> Finding {
+    let is_there = |text: &str| text.parse().is_ok_and(|other: Address| other == *address);
+    let served = facts.served.iter().filter_map(|mount| mount.status.as_ref());
+    let mut with_it =
+        served.filter(|s| s.auth == "key" && s.outage().is_none() && is_there(&s.address));
+    if let Some(mount) = with_it.next() {
+        let text = format!("none given, and mount {} proves its own there", mount.name);
+        return Finding::skip("keys", format!("{text}; --config or --target-key tries others"));
+    }
+    let fix = match facts.key.is_ok() {
+        true => format!("rblk-initiator doctor {address} --target-key KEY"),
+        false => "rblk-initiator key new".to_owned(),
+    };
+    Finding::fail("keys", "the target lets in only hosts that prove a key").fix(fix)
 }
 
 /// The traffic that firewalls must pass on the way to a peer.

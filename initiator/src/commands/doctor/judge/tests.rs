@@ -347,3 +347,25 @@ fn a_mount_without_its_target_is_a_failure() {
     let silent = judged(ServedMount { name: "m".to_owned(), status: None });
     assert_eq!(silent.verdict, Verdict::Warn);
 }
+
+#[test]
+fn a_mount_that_proves_its_key_spares_the_try_without_one() {
+    let asked = |state: &str, address: &str| {
+        let status = MountStatus {
+            name: "m".to_owned(),
+            state: state.to_owned(),
+            lost_ms_ago: (state != "connected").then_some(1),
+            auth: "key".to_owned(),
+            address: address.to_owned(),
+            ..MountStatus::default()
+        };
+        let mount = ServedMount { name: "m".to_owned(), status: Some(status) };
+        keys_wanted(&peer("tcp://store1:99").address, &Facts { served: vec![mount], ..facts() })
+    };
+    let spared = asked("connected", "tcp://store1:99");
+    assert_eq!(spared.verdict, Verdict::Skip);
+    assert!(spared.found.contains("mount m proves its own"), "{}", spared.found);
+    for (state, address) in [("reconnecting", "tcp://store1:99"), ("connected", "tcp://store1")] {
+        assert_eq!(asked(state, address).verdict, Verdict::Fail, "{state} {address}");
+    }
+}

@@ -453,8 +453,8 @@ fn no_session(host: Name, reason: RejectReason, out: &mut Outbox, now: Instant) 
         tracing::info!(
             %host,
             ?reason,
-            "an initiator comes back with a session that is not there for it, as after a restart of the target: \
-             it begins a new session"
+            "an initiator comes back with a session that this target does not know, as after a restart of the \
+             target: it begins a new session"
         );
     }
     refuse(Status::NoSuchSession)
