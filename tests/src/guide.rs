@@ -101,23 +101,22 @@ pub struct Sample {
 /// The commands of docs/ceph.md that make the first volume.
 #[must_use]
 pub fn first_image() -> Vec<String> {
-    let blocks = blocks(CEPH, "The first volume");
-    let commands = blocks.iter().filter(|block| block.language == "sh");
-    let text = commands.flat_map(|block| &block.lines).copied().collect::<Vec<_>>().join("\n");
-    text.replace("\\\n", " ").lines().map(str::to_owned).collect()
+    let commands = blocks(CEPH, "The first volume").into_iter();
+    let commands = commands.filter(|block| block.language == "sh").flat_map(|block| block.lines);
+    let text = commands.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
+    text.lines().map(str::to_owned).collect()
 }
 
 /// The samples of docs/ceph.md of a take-over, in their order.
 #[must_use]
 pub fn take_over() -> Vec<Sample> {
+    let lines = blocks(CEPH, "A take-over").into_iter().flat_map(|block| block.lines);
     let mut samples: Vec<Sample> = Vec::new();
-    for line in blocks(CEPH, "A take-over").iter().flat_map(|block| &block.lines) {
-        match (prompted(line), samples.last_mut()) {
-            (Some((_, command)), _) => {
-                samples.push(Sample { command: command.to_owned(), output: Vec::new() });
-            }
-            (None, Some(sample)) => sample.output.push(line),
-            (None, None) => {}
+    for line in lines {
+        if let Some((_, command)) = prompted(line) {
+            samples.push(Sample { command: command.to_owned(), output: Vec::new() });
+        } else if let Some(sample) = samples.last_mut() {
+            sample.output.push(line);
         }
     }
     samples

@@ -7,7 +7,7 @@ use crate::figures;
 use nix::errno::Errno;
 
 use crate::target::status::{
-    AwayStatus, DeviceStatus, ListenerStatus, TargetStatus, UnsavedStatus, VolumeStatus,
+    DeviceStatus, ListenerStatus, TargetStatus, UnsavedStatus, VolumeStatus,
 };
 use crate::target::store_room::{ThinFile, shortages};
 

@@ -117,13 +117,13 @@ fn seen(
     place: &ClusterPlace,
     image: &ImageName,
 ) -> Result<GroupLook, ImageError> {
-    if !lookers.iter().any(|(known, ..)| known == place) {
-        let looker = GroupLooker::connect(place, image)?;
-        lookers.push((place.clone(), looker, image.clone()));
+    if let Some((_, looker, _)) = lookers.iter().find(|(known, ..)| known == place) {
+        return looker.look(image);
     }
-    let known = lookers.iter().find(|(known, ..)| known == place);
-    let (_, looker, _) = known.unwrap_or_else(|| unreachable!("it was added"));
-    looker.look(image)
+    let looker = GroupLooker::connect(place, image)?;
+    let look = looker.look(image);
+    lookers.push((place.clone(), looker, image.clone()));
+    look
 }
 
 fn told(FencedClient { address, until }: FencedClient) -> FencedReport {

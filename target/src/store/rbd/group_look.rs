@@ -6,7 +6,7 @@ use std::ptr;
 
 use nix::errno::Errno;
 use rblk_config::ImageName;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::cluster::{Cluster, ClusterPlace, Pool, checked, text};
 use super::error::ImageError;
@@ -35,7 +35,7 @@ pub(crate) struct GroupLook {
 }
 
 /// A client that the cluster has fenced.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub(crate) struct FencedClient {
     /// Its address.
     #[serde(rename = "addr")]
