@@ -571,4 +571,11 @@ impl Core {
     pub(crate) fn drain_state(&self, now: Instant) -> Option<DrainState> {
         self.drain.state(self.sessions.connected(), now)
     }
+
+    /// How far the end of the target is, if something has lasted so long, may last so much longer,
+    /// and the drain begins then.
+    #[must_use]
+    pub(crate) fn drain_ahead(&self, (lasted, left): (Duration, Duration)) -> DrainState {
+        self.drain.ahead(self.sessions.connected(), (lasted, left))
+    }
 }
