@@ -222,14 +222,6 @@ impl Engine {
         self.end_limbo(|limbo| *limbo = Limbo::default());
     }
 
-    /// Sets these ways aside, because they are slow, and takes the others back.
-    pub fn set_aside(&mut self, aside: WaySet) {
-        let Some(ways) = &mut self.ways else { return };
-        for way in ways.paths.iter() {
-            ways.choice.set_aside(way, aside.has(way));
-        }
-    }
-
     /// The ways with a path.
     pub(super) fn way_places(&self) -> WaySet {
         self.ways.as_ref().map_or(WaySet::NONE, |ways| ways.paths)
@@ -259,6 +251,7 @@ impl Engine {
         if !self.send(tag, io) {
             return false;
         }
+        self.stats.sent_by(way, &io);
         let Self { ways: Some(ways), path: Some(path), digests, .. } = self else { return true };
         ways.sent(tag);
         if !path.terms().with_digests() {

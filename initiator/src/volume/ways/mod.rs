@@ -18,7 +18,6 @@
 //! - While a way lives and another does not, a join, a probe or a deadline is there.
 
 mod flapping;
-pub mod slowness;
 #[cfg(test)]
 mod tests;
 
