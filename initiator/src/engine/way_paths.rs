@@ -10,7 +10,7 @@
 use std::mem;
 use std::time::Instant;
 
-use rblk_protocol::{QueueDepth, Tag};
+use rblk_protocol::{Mutation, QueueDepth, Tag};
 
 use super::active_path::{ActivePath, BeatDue};
 use super::io::Io;
@@ -114,6 +114,7 @@ impl WayPaths {
         let Some(last) = self.sent_by.get_mut(tag.index()) else { return };
         let last = mem::replace(last, self.present);
         if last != self.present
+            && !Mutation::WayAnyAnswer.is_on()
             && let Some(path) = &mut self.parked[last.get()]
         {
             path.sent_by_other(tag);
@@ -130,7 +131,9 @@ impl WayPaths {
     /// Whether a request may be sent: no old copy of it can do harm.
     #[inline]
     fn may_send(&self, tag: Tag) -> bool {
-        self.limbo.is_empty() || self.old[tag.index()].is_none_or(|old| self.limbo.may_send(old))
+        self.limbo.is_empty()
+            || !Mutation::WayStopsOthers.is_on()
+                && self.old[tag.index()].is_none_or(|old| self.limbo.may_send(old))
     }
 
     /// The way of a request with so many bytes for the target to move.

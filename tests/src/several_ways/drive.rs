@@ -242,6 +242,9 @@ impl Drive {
         let ends = self.bench.site.rig.take_way_ends(self.queue);
         let ended: WaySet = ends
             .into_iter()
+            .inspect(|(way, end)| {
+                assert!(!matches!(end, PathEnd::Protocol(_)), "{way:?}: {end:?}");
+            })
             .filter(|(_, end)| *end != PathEnd::Dropped)
             .map(|(way, _)| way)
             .collect();
