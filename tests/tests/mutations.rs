@@ -31,13 +31,15 @@ const FOUND_BY_RUNS: [Mutation; 4] = [
     Mutation::RecordOfNeighbours,
 ];
 /// The faults that two ways find.
-const FOUND_BY_WAYS: [Mutation; 6] = [
+const FOUND_BY_WAYS: [Mutation; 8] = [
     Mutation::WayDropEarly,
     Mutation::WayDropForgetsGroup,
     Mutation::WayLateLogin,
     Mutation::WayResumeKeeps,
     Mutation::WaySkipsDrop,
     Mutation::WayReadEarly,
+    Mutation::WayAnyAnswer,
+    Mutation::WayStopsOthers,
 ];
 /// Processes at a time.
 const THREADS: usize = 2;
