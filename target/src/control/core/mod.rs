@@ -356,7 +356,7 @@ impl Core {
 
     /// A volume that is to be added is served from that store; one in memory has none. If it may be
     /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
-    pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
+    pub fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
         self.holdings.book_mut().serve_from(volume, store, &mut self.out)
     }
 

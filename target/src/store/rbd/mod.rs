@@ -12,6 +12,9 @@
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
 //!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
 //!   members to each other.
+//! - The decisions of these have files of their own, without a call to a cluster, and the
+//!   simulation makes them, too: [`owner_note`], [`state_change`], [`state_tenure`],
+//!   [`state_record`], [`lock_proof`], [`fence_call`].
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
@@ -31,21 +34,27 @@ pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
+pub mod fence_call;
 pub(crate) mod group_member;
-mod header_lock;
-pub(crate) mod image_claim;
+pub mod header_lock;
+pub mod image_claim;
 mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
 mod library;
-mod lock_look;
+pub mod lock_look;
+pub mod lock_proof;
 mod looker;
 mod needed_setting;
 pub(crate) mod open_image;
-pub(crate) mod owner_question;
+pub mod owner_note;
+pub mod owner_question;
 mod place_shares;
+pub mod state_change;
 pub(crate) mod state_keeper;
 mod state_object;
+pub mod state_record;
+pub mod state_tenure;
 
 pub(crate) use cluster::ClusterPlace;
 pub(crate) use error::ImageError;
