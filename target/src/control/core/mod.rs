@@ -502,7 +502,7 @@ impl Core {
 
     /// The exported volume with that index.
     #[must_use]
-    pub(crate) fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
+    pub fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
         self.holdings.exports().volume(index)
     }
 

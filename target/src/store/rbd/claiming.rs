@@ -10,16 +10,16 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::cluster::{Cluster, checked, text};
-use super::fence_call::FenceCall;
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
 use super::image_claim::{Act, Claim, Event, Outcome};
 use super::library::{Handle, ImageWatcher, LOCK_EXCLUSIVE, Library};
-use super::lock_proof::former_answers_for;
 use super::open_image::boot_ms;
-use super::owner_note::OwnerNote;
 use super::owner_question::{Ask, ask};
-use super::state_change::StatePlace;
+use super::ownership::fence_call::FenceCall;
+use super::ownership::lock_proof::former_answers_for;
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::StatePlace;
 use super::state_object::StateObject;
 use super::state_record::holder_in;
 
@@ -125,7 +125,7 @@ pub(super) fn claim(
 /// Waits until no former owner answers a host from its cache any more. Returns whether this client
 /// still has the lock then, and when.
 ///
-/// A former owner answers for [`PROVEN`](super::lock_proof::PROVEN) after the last look that proved its lock, whether or not
+/// A former owner answers for [`PROVEN`](super::ownership::lock_proof::PROVEN) after the last look that proved its lock, whether or not
 /// the cluster reaches it. That look was before this client had the lock.
 pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Result<bool, Errno> {
     let left = former_answers_for(claimed.proven_at, boot_ms());

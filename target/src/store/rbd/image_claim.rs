@@ -39,7 +39,7 @@
 use rblk_protocol::{AccessMode, Generation, HostId, Mutation};
 use serde::{Deserialize, Serialize};
 
-use super::owner_note::OwnerNote;
+use super::ownership::owner_note::OwnerNote;
 
 /// Looks at a lock that does not fit the note: a member at work notes itself within that.
 const LOOKS_AT_UNCLEAR: u32 = 10;

@@ -30,8 +30,8 @@ use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
-use super::owner_note::OwnerNote;
-use super::state_change::StatePlace;
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::StatePlace;
 use super::state_keeper::{Asking, ImageRecord, StateKeeper};
 use super::state_object::StateObject;
 

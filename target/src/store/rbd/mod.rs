@@ -12,9 +12,8 @@
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
 //!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
 //!   members to each other.
-//! - The decisions of these have files of their own, without a call to a cluster, and the
-//!   simulation makes them, too: [`owner_note`], [`state_change`], [`state_tenure`],
-//!   [`state_record`], [`lock_proof`], [`fence_call`].
+//! - [`ownership`]: decisions of these that need no call to a cluster; [`state_record`]: the record
+//!   in the object beside an image.
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
@@ -34,7 +33,6 @@ pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
-pub mod fence_call;
 pub(crate) mod group_member;
 pub mod header_lock;
 pub mod image_claim;
@@ -43,18 +41,15 @@ pub(super) mod image_ops;
 mod keeper_order;
 mod library;
 pub mod lock_look;
-pub mod lock_proof;
 mod looker;
 mod needed_setting;
 pub(crate) mod open_image;
-pub mod owner_note;
 pub mod owner_question;
+pub mod ownership;
 mod place_shares;
-pub mod state_change;
 pub(crate) mod state_keeper;
 mod state_object;
 pub mod state_record;
-pub mod state_tenure;
 
 pub(crate) use cluster::ClusterPlace;
 pub(crate) use error::ImageError;

@@ -17,8 +17,8 @@ use super::group_member::GroupMember;
 use super::image_claim::AskAnswer;
 use super::keeper_order::Order;
 use super::library::{Handle, Library};
-use super::lock_proof::LockProof;
 use super::owner_question::{Ask, AskTicket};
+use super::ownership::lock_proof::LockProof;
 use super::state_keeper::{Asking, ImageRecord};
 use crate::store::{Bounds, StoreIdentity};
 

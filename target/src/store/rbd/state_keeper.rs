@@ -15,12 +15,12 @@ use nix::errno::Errno;
 
 use super::cluster::checked;
 use super::image_claim::AskAnswer;
-use super::owner_note::OwnerNote;
 use super::owner_question::{Ask, AskTicket, SaidAnswer, receive, say};
-use super::state_change::KeptText;
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::KeptText;
+use super::ownership::state_tenure::StateTenure;
 use super::state_object::StateObject;
 use super::state_record::{StateRecord, StateText};
-use super::state_tenure::StateTenure;
 
 /// How long a record is waited for.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -17,8 +17,8 @@ use rblk_config::ImageName;
 
 use super::cluster::{Cluster, Pool, checked, text};
 use super::library::{ATTRIBUTE_EQUALS, CREATE_EXCLUSIVE, Handle, Library};
-use super::owner_note::OwnerNote;
-use super::state_change::{KeptText, OWNER, REVISION, StateChange, StatePlace};
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::{KeptText, OWNER, REVISION, StateChange, StatePlace};
 
 /// Longest record and longest attribute that is read, in bytes.
 const TEXT_MAX: usize = 16 << 10;

@@ -6,7 +6,7 @@ use std::io;
 use rblk_protocol::AccessMode;
 
 use super::image_claim::Wish;
-use super::state_change::KeptText;
+use super::ownership::state_change::KeptText;
 use crate::record::{
     KeepError, Keeper, KeeperContent, Revision, VolumeRecord, parse_record, record_text,
 };
