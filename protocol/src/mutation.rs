@@ -77,11 +77,26 @@ pub enum Mutation {
     WayFenceOne,
     /// While the target may still do a request of a dead way, no request is sent.
     WayStopsOthers,
+    /// A member of a group serves an image before its client has the map of OSDs that fences the
+    /// owner before.
+    GroupServesBeforeMap,
+    /// A member takes an image again that it has lost, and does not fence the client that it had
+    /// before.
+    GroupReopensEarly,
+    /// The object beside an image is changed without a comparison.
+    GroupStateBlindWrite,
+    /// A member hands an image over, notes that nothing is at risk, and has not written its dirty
+    /// blocks.
+    GroupCleanLie,
+    /// A member answers from its cache although nothing proves its lock any more.
+    GroupHitAfterLoss,
+    /// A member becomes the owner of an image although another one was faster.
+    GroupTwoClaims,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Self, &'static str); 33] = [
+    pub const ALL: [(Self, &'static str); 39] = [
         (Self::EpochOrderLogin, "epoch_order_login"),
         (Self::EpochOrderBurial, "epoch_order_burial"),
         (Self::BufferReuseTarget, "buffer_reuse_target"),
@@ -115,6 +130,12 @@ impl Mutation {
         (Self::WayLease, "way_lease"),
         (Self::WayFenceOne, "way_fence_one"),
         (Self::WayStopsOthers, "way_stops_others"),
+        (Self::GroupServesBeforeMap, "group_serves_before_map"),
+        (Self::GroupReopensEarly, "group_reopens_early"),
+        (Self::GroupStateBlindWrite, "group_state_blind_write"),
+        (Self::GroupCleanLie, "group_clean_lie"),
+        (Self::GroupHitAfterLoss, "group_hit_after_loss"),
+        (Self::GroupTwoClaims, "group_two_claims"),
     ];
 
     /// Whether this fault is switched on. Never, without the feature `mutations`.
