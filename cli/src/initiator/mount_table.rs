@@ -169,16 +169,20 @@ fn paths(m: &MountStatus) -> Table {
         Column::word("STATE"),
         Column::figure("FOR"),
         Column::figure("LOST"),
+        Column::figure("READ"),
+        Column::figure("WRITTEN"),
         Column::name("REASON"),
     ]);
     for path in &m.paths {
-        let PathStatus { address, rdma_device, state, for_ms, lost, reason, .. } = path;
+        let PathStatus { address, rdma_device, state, for_ms, lost, reason, work, .. } = path;
         table.row([
             address.clone(),
             if rdma_device.is_empty() { "-".to_owned() } else { rdma_device.clone() },
             state.clone(),
             figures::duration(Duration::from_millis(*for_ms)),
             figures::count(*lost),
+            figures::size(work.read_bytes),
+            figures::size(work.written_bytes),
             reason.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }
@@ -250,6 +254,11 @@ pub(crate) fn top(mounts: &[MountStatus]) -> String {
     for m in mounts {
         let rates = [m.name.clone(), state(m)].into_iter().chain(rate_figures(m.rates.as_ref()));
         table.row(rates.chain([m.total.in_flight.to_string(), m.target_name.clone()]));
+        for path in &m.paths {
+            let name = [format!("  {}", path.address), path.state.clone()];
+            let rates = name.into_iter().chain(rate_figures(path.rates.as_ref()));
+            table.row(rates.chain(["-".to_owned(), String::new()]));
+        }
     }
     table.to_string()
 }
@@ -269,6 +278,7 @@ mod tests {
     use rblk_operate::table::WIDTH;
 
     use super::*;
+    use rblk_operate::mount::path_status::PathWork;
 
     fn busy() -> MountStatus {
         let rates = Rates {
@@ -331,7 +341,9 @@ mod tests {
 
     #[test]
     fn a_mount_by_several_paths_shows_each() {
-        let one = path("rdma://192.0.2.1:7720", "in use", None);
+        let mut one = path("rdma://192.0.2.1:7720", "in use", None);
+        one.work = PathWork { writes: 24, written_bytes: 3 << 20, ..PathWork::default() };
+        one.rates = Some(one.work.rates(&PathWork::default(), Duration::from_secs(1)));
         let other = path("rdma://198.51.100.1:7720", "waiting", Some("queue 1: Silent"));
         let both = MountStatus { name: "both".to_owned(), paths: vec![one, other], ..busy() };
         let text = mounts(&[busy(), both.clone()], |_| None);
@@ -350,12 +362,19 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "PATH                      DEVICE  STATE    FOR  LOST  REASON",
-                "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0  -",
-                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1  queue 1: Silent",
+                "PATH                      DEVICE  STATE    FOR  LOST  READ  WRITTEN  REASON",
+                "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0    0B     3MiB  -",
+                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1    0B       0B  queue 1: Silent",
             ]
         );
         assert!(text.contains("  paths           1 of 2 in use\n"), "{text}");
+        let text = top(&[both.clone()]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().take(6).collect()).collect();
+        assert_eq!(rows[0], ["NAME", "STATE", "R/s", "W/s", "rMiB/s", "wMiB/s"]);
+        assert_eq!(rows[2][..2], ["rdma://192.0.2.1:7720", "in"]);
+        assert_eq!(rows[2][3..], ["0", "24", "0"]);
+        assert_eq!(rows[3][..4], ["rdma://198.51.100.1:7720", "waiting", "-", "-"]);
         let told =
             ["its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: Silent)"];
         assert_eq!(both.path_lines(), told);

@@ -375,7 +375,8 @@ pub(super) enum EndedChange {
 /// Whether the owner hands a volume over to the member that asks. `busy`: a change of another
 /// volume is under way for long, and nothing is handed over before its end. Then the owner stays,
 /// with this reason: it serves the volume.
-pub(super) fn answer_to(
+#[must_use]
+pub fn answer_to(
     ask: &Ask,
     volume: VolumeIndex,
     core: &Core,

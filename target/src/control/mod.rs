@@ -18,7 +18,7 @@
 //! | [`Ends`], [`Upgrades`] | the end of the run, and the program that follows |
 
 mod answering;
-mod claims;
+pub mod claims;
 pub mod connect;
 pub mod core;
 pub(crate) mod ends;

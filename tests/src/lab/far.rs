@@ -27,11 +27,30 @@ pub struct FarHost {
     hosts: Vec<String>,
 }
 
-/// A cut cable. Drop mends it.
+/// How a cable fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CableFault {
+    /// Nothing comes through.
+    Cut,
+    /// The far host hears, and is not heard.
+    Silent,
+    /// Everything comes through seconds late, and some of it after the cable is mended.
+    Stalled,
+    /// The far host has lost the address. Not for RDMA: see [`FarHost`].
+    NoAddress,
+}
+
+/// How late packets are on a cable that is [stalled](CableFault::Stalled).
+const LATE: &str = "delay 3s";
+/// How they are on a cable that was. Those under way stay late.
+const IN_TIME: &str = "delay 0ms";
+
+/// A cable that fails. Drop mends it.
 #[derive(Debug)]
 pub struct Cut<'f> {
     far: &'f FarHost,
     cable: usize,
+    how: CableFault,
     /// A moment just before the cut.
     pub at: SystemTime,
 }
@@ -62,6 +81,12 @@ impl Names {
             links: [1, 2].map(|side| format!("02:72:62:6c:6b:{cable}{side}")),
         }
     }
+
+    /// The command that gives the far host its address, or takes it away.
+    fn far_address(&self, what: &str) -> String {
+        let Self { ends: [_, far], hosts: [_, host], .. } = self;
+        format!("ip -n {SPACE} addr {what} {host}/24 dev {far}")
+    }
 }
 
 impl FarHost {
@@ -82,7 +107,7 @@ impl FarHost {
     #[must_use]
     pub fn with_cables(lab: &Lab, cables: usize) -> Self {
         assert!((1..=CABLES).contains(&cables), "{cables} cables");
-        for module in ["veth", "bridge"] {
+        for module in ["veth", "bridge", "sch_netem"] {
             // May be built in.
             let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
         }
@@ -118,6 +143,13 @@ impl FarHost {
         &self.hosts
     }
 
+    /// The RDMA device of this host on a cable.
+    #[must_use]
+    pub fn near_device(cable: usize) -> String {
+        let [near, _] = Names::of(cable).devices;
+        near
+    }
+
     /// Cuts the first cable: both hosts still send, and neither hears anything.
     ///
     /// # Panics
@@ -133,10 +165,32 @@ impl FarHost {
     /// The bridge keeps its port.
     #[must_use]
     pub fn cut_cable(&self, cable: usize) -> Cut<'_> {
-        let at = SystemTime::now();
-        ip(&format!("ip link set {} nomaster", Names::of(cable).ports[1]));
-        Cut { far: self, cable, at }
+        self.break_cable(cable, CableFault::Cut)
     }
+
+    /// Has one cable fail.
+    ///
+    /// # Panics
+    /// A command fails.
+    #[must_use]
+    pub fn break_cable(&self, cable: usize, how: CableFault) -> Cut<'_> {
+        let at = SystemTime::now();
+        let names = Names::of(cable);
+        let [near, far] = &names.ports;
+        match how {
+            CableFault::Cut => ip(&format!("ip link set {far} nomaster")),
+            // What a port of the bridge sends goes to the end on its side.
+            CableFault::Silent => ip(&queue(near, "loss 100%")),
+            CableFault::Stalled => [near, far].into_iter().for_each(|port| ip(&queue(port, LATE))),
+            CableFault::NoAddress => ip(&names.far_address("del")),
+        }
+        Cut { far: self, cable, how, at }
+    }
+}
+
+/// The command that has the packets of a port wait or vanish.
+fn queue(port: &str, how: &str) -> String {
+    format!("tc qdisc replace dev {port} root netem {how} limit 100000")
 }
 
 fn plug(names: &Names, kind: &str) {
@@ -152,7 +206,7 @@ fn plug(names: &Names, kind: &str) {
     ip(&format!("ip link set {far} netns {SPACE}"));
     ip(&format!("ip addr add {}/24 dev {near}", hosts[0]));
     ip(&format!("ip link set {near} up"));
-    ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", hosts[1]));
+    ip(&names.far_address("add"));
     ip(&format!("ip -n {SPACE} link set {far} up"));
     // Each end knows the other as a neighbour. Otherwise the answer to ARP may come before the RDMA
     // core waits for it, and the core then waits for its whole timeout.
@@ -165,10 +219,18 @@ fn plug(names: &Names, kind: &str) {
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
         let names = Names::of(self.cable);
-        let ended = start(&["ip", "link", "set", &names.ports[1], "master", &names.bridge])
-            .finish(DEADLINE);
-        if ended.code() != 0 {
-            println!("the cable to {} stays cut: {ended}", self.far.hosts[self.cable]);
+        let [near, far] = &names.ports;
+        let commands = match self.how {
+            CableFault::Cut => vec![format!("ip link set {far} master {}", names.bridge)],
+            CableFault::Silent => vec![queue(near, IN_TIME)],
+            CableFault::Stalled => [near, far].map(|port| queue(port, IN_TIME)).to_vec(),
+            CableFault::NoAddress => vec![names.far_address("add")],
+        };
+        for command in commands {
+            let ended = start(&command.split(' ').collect::<Vec<_>>()).finish(DEADLINE);
+            if ended.code() != 0 {
+                println!("the cable to {} stays cut: {ended}", self.far.hosts[self.cable]);
+            }
         }
     }
 }

@@ -356,7 +356,7 @@ impl Core {
 
     /// A volume that is to be added is served from that store; one in memory has none. If it may be
     /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
-    pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
+    pub fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
         self.holdings.book_mut().serve_from(volume, store, &mut self.out)
     }
 
@@ -502,7 +502,7 @@ impl Core {
 
     /// The exported volume with that index.
     #[must_use]
-    pub(crate) fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
+    pub fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
         self.holdings.exports().volume(index)
     }
 

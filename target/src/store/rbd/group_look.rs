@@ -12,7 +12,8 @@ use super::cluster::{Cluster, ClusterPlace, Pool, checked, text};
 use super::error::ImageError;
 use super::header_lock::HeaderLock;
 use super::library::Library;
-use super::state_object::{OwnerNote, StateObject};
+use super::ownership::owner_note::OwnerNote;
+use super::state_object::StateObject;
 use crate::record::holders::HolderRecord;
 use crate::record::parse_record;
 

@@ -1,10 +1,12 @@
 //! The meaning of the facts: findings, in the order of the report. No I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rblk_config::{ByteSize, Encrypt, MountConfig};
 use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
-use rblk_operate::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
+use rblk_operate::doctor::{
+    Finding, KernelVersion, RdmaDevice, RdmaPort, Verdict, judge_route, judge_tls,
+};
 
 use super::facts::{DeadMount, Facts, ServedMount, UNIT};
 use super::peer::Peer;
@@ -133,19 +135,35 @@ pub(super) fn way(peer: &Peer, facts: &Facts) -> Vec<Finding> {
 /// interface alone. Two interfaces of one port (VLANs) are one.
 fn port_to(peer: &Peer, facts: &Facts) -> Option<String> {
     let interface = &peer.route.as_ref()?.interface(&facts.interfaces)?.name;
-    let ports = facts.devices.iter().flat_map(|device| {
-        let several = device.ports.len() > 1;
-        device.ports.iter().map(move |port| (device, port, several))
-    });
-    let mut there = ports.filter(|(_, port, _)| port.interfaces.contains(interface));
-    Some(match there.next() {
-        Some((device, port, true)) => format!("port {} of {}", port.number, device.name),
-        Some((device, _, false)) => device.name.clone(),
+    Some(match rdma_port_to(peer, facts) {
+        Some((device, port)) if device.ports.len() > 1 => {
+            format!("port {} of {}", port.number, device.name)
+        }
+        Some((device, _)) => device.name.clone(),
         None => interface.clone(),
     })
 }
 
-/// Whether the paths of a mount that uses all of them fail together.
+/// The RDMA device and its port by which packets to a target leave.
+fn rdma_port_to<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f RdmaDevice, &'f RdmaPort)> {
+    let interface = &peer.route.as_ref()?.interface(&facts.interfaces)?.name;
+    let ports = |device: &'f RdmaDevice| device.ports.iter().map(move |port| (device, port));
+    let mut all = facts.devices.iter().flat_map(ports);
+    all.find(|(_, port)| port.interfaces.contains(interface))
+}
+
+/// Whether the paths of a mount leave by ports that differ in a property of theirs.
+fn unequal(peers: &[Peer], what: &str, value: impl Fn(&Peer) -> Option<String>) -> Option<Finding> {
+    let known = peers.iter().filter_map(|peer| Some((&peer.address, value(peer)?)));
+    let known: Vec<(&Address, String)> = known.collect();
+    let all: BTreeSet<&String> = known.iter().map(|(_, value)| value).collect();
+    (all.len() > 1).then(|| {
+        let all: Vec<String> = known.iter().map(|(at, value)| format!("{at} {value}")).collect();
+        Finding::warn("paths", format!("their ports differ in {what}: {}", all.join(", ")))
+    })
+}
+
+/// Whether the paths of a mount that uses all of them fail together, and whether they are alike.
 pub(super) fn paths(peers: &[Peer], facts: &Facts, config: &MountConfig) -> Vec<Finding> {
     if !config.uses_all_paths() || peers.len() < 2 {
         return Vec::new();
@@ -167,9 +185,16 @@ pub(super) fn paths(peers: &[Peer], facts: &Facts, config: &MountConfig) -> Vec<
             )
         })
         .collect();
-    match shared.is_empty() {
+    let mtu = |peer: &Peer| peer.route.as_ref()?.interface(&facts.interfaces)?.mtu;
+    let rate = |peer: &Peer| rdma_port_to(peer, facts).map(|(_, port)| port.rate.clone());
+    let differ = [
+        unequal(peers, "MTU", |peer| mtu(peer).map(|bytes| bytes.to_string())),
+        unequal(peers, "speed", |peer| rate(peer).filter(|rate| !rate.is_empty())),
+    ];
+    let found: Vec<Finding> = shared.into_iter().chain(differ.into_iter().flatten()).collect();
+    match found.is_empty() {
         true => vec![Finding::ok("paths", "each leaves by a port of its own")],
-        false => shared,
+        false => found,
     }
 }
 
