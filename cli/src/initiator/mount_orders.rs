@@ -122,8 +122,12 @@ async fn until_connected(name: &str, before: &ServingMount) {
     let deadline = Instant::now() + RECONNECT_TIME;
     while before.state == CONNECTED && Instant::now() < deadline {
         match ask_any_version(&socket_path(name), STATUS_TIME).await {
-            Ok(Some(now)) if now.state != CONNECTED => {}
-            _ => return,
+            // One that does not say its state is not waited for.
+            Ok(Some(now)) if now.state.is_empty() || now.state == CONNECTED => return,
+            // The process may be busy, or may have ended.
+            Ok(_) => {}
+            Err(_) if !MountLock::is_held(name) => return,
+            Err(_) => {}
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

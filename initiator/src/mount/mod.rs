@@ -61,6 +61,7 @@ use note::neighbour;
 use rblk_operate::mount::configured::Configured;
 use rblk_operate::mount::lock::MountLock;
 use rblk_operate::mount::mount_status::MountStatus;
+use recover::Before;
 pub use recover::check;
 use serving::{DeviceHandOver, Serving};
 use socket::MountSocket;
@@ -104,7 +105,7 @@ pub async fn run(
     let claimed = leftovers::claim(&lock, |note| Purpose::Mount { same: same(note) })?;
     let serving = match claimed {
         Claimed::Waiting(note) => {
-            recover::take_over(lock, *note, Some(configured), &mut signals).await?
+            recover::take_over(lock, (*note, Before::Ended), Some(configured), &mut signals).await?
         }
         Claimed::Free | Claimed::Cleared => {
             kernel_guard::must_serve_disks(consent.any_kernel)?;
@@ -128,7 +129,9 @@ pub async fn run(
 pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyhow::Result<()> {
     let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, inherited).await?;
-    let serving = recover::resume(lock, &mut signals).await?;
+    // Only a process that hands a device over leaves its lock to this one.
+    let before = if inherited { Before::Itself } else { Before::Ended };
+    let serving = recover::resume(lock, before, &mut signals).await?;
     serve(serving, &mut signals, on_ready).await
 }
 
@@ -200,6 +203,6 @@ async fn serve(
         let Some(DeviceHandOver { lock, program }) = ended else { return Ok(()) };
         let error = upgrade::become_program(&program, &lock);
         tracing::error!(%error, program = %program.display(), "cannot hand over; going on");
-        serving = recover::resume(lock, signals).await?;
+        serving = recover::resume(lock, Before::Itself, signals).await?;
     }
 }

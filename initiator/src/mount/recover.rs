@@ -54,6 +54,16 @@ struct Mismatch {
     what: String,
 }
 
+/// The server of the device before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Before {
+    /// A process that ended.
+    Ended,
+    /// This process, which handed the device over: as another program, or as this one, because it
+    /// could not become that.
+    Itself,
+}
+
 /// Takes the lock of a name, or the lock that this process inherited.
 ///
 /// # Errors
@@ -73,11 +83,15 @@ pub(super) async fn lock(name: &str, inherited: bool) -> anyhow::Result<MountLoc
 /// # Errors
 /// [`NotMounted`] when there is nothing to recover; any reason why the device cannot be served,
 /// which then stays for another try.
-pub(super) async fn resume(lock: MountLock, signals: &mut EndSignals) -> anyhow::Result<Serving> {
+pub(super) async fn resume(
+    lock: MountLock,
+    before: Before,
+    signals: &mut EndSignals,
+) -> anyhow::Result<Serving> {
     let Claimed::Waiting(note) = claim(&lock, |_| Purpose::Recover)? else {
         return Err(NotMounted { what: lock.name().to_owned() }.into());
     };
-    take_over(lock, *note, None, signals).await
+    take_over(lock, (*note, before), None, signals).await
 }
 
 /// Checks that this program could recover a mount: its note is valid. Changes nothing.
@@ -103,7 +117,7 @@ pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
 /// without it, they come from the note, and the keys from the file of the note.
 pub(super) async fn take_over(
     lock: MountLock,
-    note: Note,
+    (note, before): (Note, Before),
     configured: Option<&Configured>,
     signals: &mut EndSignals,
 ) -> anyhow::Result<Serving> {
@@ -121,14 +135,14 @@ pub(super) async fn take_over(
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
     mount.start_queues(&mut device, &outbox)?;
     let device = start_device(&mut mount, device, &mut from_queues, signals).await?;
-    tell(mount.disk(), &note);
+    tell(mount.disk(), &note, before);
     Ok(Serving { mount, device, socket, lock, from_queues })
 }
 
-/// Logs the takeover: of a process that died, or of this process before it became this program.
-fn tell(device: &str, note: &Note) {
+/// Logs the takeover.
+fn tell(device: &str, note: &Note, before: Before) {
     let times = recovered_times(note);
-    if note.pid == std::process::id() {
+    if before == Before::Itself {
         tracing::info!(rblk_event = "hand-over", device, times, "goes on with its device");
     } else {
         let dead = note.pid;

@@ -7,13 +7,15 @@ use rblk_operate::target::refusal::Refusal;
 
 use tokio::sync::oneshot;
 
-use super::core::Core;
+use super::core::{Core, OrderError, VolumeChange};
 use super::observe::past::PastReport;
 use super::observe::place_watch::Asker;
 use super::observe::summary;
 use super::peers::session::Session;
 use super::peers::whom::meant;
 use super::requests::departure::may_upgrade;
+use super::volumes::ChangeOutcome;
+use super::volumes::change_files::ChangeFiles;
 use super::{Control, Description, ToControl};
 use crate::volume::ids::VolumeIndex;
 
@@ -38,6 +40,9 @@ impl Control {
             }
             ToControl::MayUpgrade(forced, reply) => {
                 let _ = reply.send(may_upgrade(self, forced));
+            }
+            ToControl::Upgrade(_) if self.claims.leaving(Instant::now()).is_some() => {
+                tracing::info!("no other program takes over: the target is stopping");
             }
             ToControl::Upgrade(agreed) => {
                 self.upgrades.begin(*agreed, &mut self.core, &self.groups);
@@ -70,8 +75,7 @@ impl Control {
                 let _ = reply.send(faults.collect());
             }
             ToControl::Change { change, files, alone, reply } => {
-                let parts = (&self.running, &self.persister);
-                self.volumes.change((*change, files, alone), &mut self.core, parts, reply);
+                self.change(*change, (files, alone), reply);
             }
             ToControl::HandOver(name, reply) => self.hand_over(&name, reply),
             ToControl::VolumesOfFiles(volumes, reply) => self.configure_others(volumes, reply),
@@ -86,6 +90,21 @@ impl Control {
                 let _ = reply.send(kick(&whom, &mut self.core));
             }
         }
+    }
+
+    /// Begins a change, unless this member hands its volumes over: then it takes no more of them.
+    fn change(
+        &mut self,
+        change: VolumeChange,
+        (files, alone): (ChangeFiles, bool),
+        reply: oneshot::Sender<ChangeOutcome>,
+    ) {
+        if change.is_addition() && self.claims.leaving(Instant::now()).is_some() {
+            // An error means that the client is gone.
+            return drop(reply.send(Err(OrderError::Stopping.to_string())));
+        }
+        let parts = (&self.running, &self.persister);
+        self.volumes.change((change, files, alone), &mut self.core, parts, reply);
     }
 
     /// Hands a volume over, and answers when that is done.

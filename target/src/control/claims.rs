@@ -31,7 +31,8 @@ const MOVE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a member that is about to stop hands volumes over. What it still has then ends with it.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(15);
 /// Why a member that is about to stop takes no volume.
-const LEAVES: &str = "this member of the target is about to stop: another member serves the volume";
+pub(super) const LEAVES: &str =
+    "this member of the target is about to stop: ask another member for the volume";
 /// A change that has been under way for so long may be stuck. No volume is handed over meanwhile.
 pub(super) const LONG_CHANGE: Duration = Duration::from_secs(3);
 
@@ -139,7 +140,9 @@ impl Claims {
         let why = match self.is_yielding(name) {
             true => format!("the hand-over of {name} has not ended within {within} s, and goes on"),
             false => {
-                self.stays(name);
+                if self.leaving.is_none() {
+                    self.stays(name);
+                }
                 let busy = busy.unwrap_or("another change was under way");
                 format!("{name} is not handed over, and stays here: {busy}")
             }
@@ -166,11 +169,34 @@ impl Claims {
         }
     }
 
-    /// This member is about to stop. It hands these volumes over, and takes none any more.
-    pub(super) fn leave(&mut self, volumes: impl IntoIterator<Item = Name>, now: Instant) {
+    /// This member is about to stop. It hands these volumes over, the first ones first, and takes
+    /// none any more. Returns those whose images are open, and that it does not begin to serve: the
+    /// claims of them have ended.
+    pub(super) fn leave(
+        &mut self,
+        volumes: impl IntoIterator<Item = Name>,
+        now: Instant,
+    ) -> Vec<Name> {
         self.leaving.get_or_insert(now);
-        self.due.retain(|due| matches!(due, DueChange::Yield(_)));
+        let served = self.due.extract_if(.., |due| matches!(due, DueChange::Serve(..)));
+        let names = served.filter_map(|due| match due {
+            DueChange::Serve(config, _) => Name::new(&config.name).ok(),
+            DueChange::Yield(_) => None,
+        });
+        let unserved = names.collect();
         volumes.into_iter().for_each(|name| self.yield_soon(name));
+        unserved
+    }
+
+    /// The hand-overs that have not begun do not begin any more: what this member still has ends
+    /// with it.
+    pub(super) fn end_leave(&mut self) {
+        for due in std::mem::take(&mut self.due) {
+            if let DueChange::Yield(name) = due {
+                let why = "the target stops, and has not handed the volume over";
+                self.answer_order(name, &Err(why.to_owned()));
+            }
+        }
     }
 
     /// For how long this member has handed its volumes over because it is about to stop, and how
@@ -180,10 +206,19 @@ impl Claims {
         Some((lasted, LEAVE_DEADLINE.saturating_sub(lasted)))
     }
 
-    /// Whether this member is about to stop, and has handed over what it could.
-    pub(super) fn has_left(&self, now: Instant) -> bool {
+    /// Whether this member is about to stop, and has handed over what it could. `is_stuck`: the
+    /// change that is under way does not get on, and the others wait for it.
+    pub(super) fn has_left(&self, is_stuck: bool, now: Instant) -> bool {
         let is_done = self.due.is_empty() && self.under_way.is_none();
-        self.leaving(now).is_some_and(|(_, left)| is_done || left.is_zero())
+        self.leaving(now).is_some_and(|(_, left)| is_done || is_stuck || left.is_zero())
+    }
+
+    /// The volume whose hand-over is under way.
+    pub(super) fn yielding(&self) -> Option<Name> {
+        match self.under_way.as_ref()? {
+            (DueChange::Yield(name), _) => Some(*name),
+            (DueChange::Serve(..), _) => None,
+        }
     }
 
     /// Whether the target is a member of a group.
@@ -207,6 +242,10 @@ impl Claims {
     pub(super) fn begins(&mut self, name: Name, volume: VolumeIndex, store: &OpenStore) {
         self.others.remove(&name);
         self.listen_to(volume, store);
+        // Its change was under way when the order to stop came.
+        if self.leaving.is_some() && store.image().is_some_and(|image| image.record().is_some()) {
+            self.yield_soon(name);
+        }
     }
 
     /// The volumes of the group that this member does not serve, by its configuration now. Returns
@@ -464,29 +503,50 @@ mod tests {
         claims.others.insert(w, config.clone());
         claims.serve_soon(w, Arc::new(open())).unwrap();
         assert_eq!(claims.leaving(now), None);
-        claims.leave([v], now);
+        assert_eq!(claims.leave([v], now), [w], "its host asks another member");
         let why = claims.serve_soon(w, Arc::new(open())).unwrap_err();
         assert!(why.contains("about to stop"), "{why}");
         claims.begin(w, Wish::TakeOver);
         assert!(claims.claiming.is_empty(), "no image is opened");
         // Another member that asks for the volume does not make this one keep it.
         claims.refuses(v);
-        assert!(!claims.has_left(now));
+        assert!(!claims.has_left(false, now));
         let (change, _, ended) = claims.next_change().unwrap();
         assert_eq!((change.word(), change.name()), ("hand over", "v"));
-        assert!(!claims.has_left(now));
+        assert!(!claims.has_left(false, now));
         assert!(ended.send(Ok(crate::control::volumes::ChangedVolume::default())).is_ok());
         assert!(matches!(claims.ended_change(), Some(EndedChange::Yielded(_, Ok(())))));
-        assert!(claims.has_left(now) && claims.due.is_empty());
+        assert!(claims.has_left(false, now) && claims.due.is_empty());
     }
 
     #[test]
     fn a_hand_over_that_is_stuck_does_not_keep_a_member_from_stopping() {
         let (mut claims, now) = (claims(), Instant::now());
-        claims.leave([Name::new("v").unwrap()], now);
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let (reply, mut answer) = oneshot::channel();
+        claims.order(w, reply, now);
+        let _ = claims.leave([v, w], now);
         let _change = claims.next_change().unwrap();
-        assert!(!claims.has_left(now + LEAVE_DEADLINE / 2));
-        assert!(claims.has_left(now + LEAVE_DEADLINE));
+        assert!(claims.yielding() == Some(w) && !claims.has_left(false, now + LEAVE_DEADLINE / 2));
+        assert!(claims.has_left(true, now) && claims.has_left(false, now + LEAVE_DEADLINE));
+        claims.end_leave();
+        assert!(claims.due.is_empty() && answer.try_recv().is_err(), "its hand-over goes on");
+    }
+
+    #[test]
+    fn a_hand_over_that_has_not_begun_ends_with_the_target() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let (reply, mut answer) = oneshot::channel();
+        claims.yield_soon(v);
+        claims.order(w, reply, now);
+        let _ = claims.leave([], now);
+        let _change = claims.next_change().unwrap();
+        claims.end_late_orders(now + MOVE_DEADLINE, None);
+        assert!(answer.try_recv().unwrap().is_err(), "its client does not wait any more");
+        assert!(claims.due.iter().any(|due| matches!(due, DueChange::Yield(name) if *name == w)));
+        claims.end_leave();
+        assert!(claims.due.is_empty());
     }
 
     #[test]

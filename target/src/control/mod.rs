@@ -65,7 +65,7 @@ use crate::volume::ids::{SessionIndex, VolumeIndex};
 use self::core::{
     AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Ticket, VolumeChange,
 };
-use claims::{ClaimNews, Claims, EndedChange, LONG_CHANGE, answer_to};
+use claims::{ClaimNews, Claims, EndedChange, LEAVES, LONG_CHANGE, answer_to};
 use connect::admission::House;
 use connect::devices::Devices;
 use connect::file_room::FileRoom;
@@ -777,8 +777,11 @@ impl Control {
     fn leave(&mut self, now: Instant) {
         let is_of_group = |store: &OpenStore| store.image().is_some_and(|it| it.record().is_some());
         let images = self.volumes.backings().iter().filter(|(_, store)| is_of_group(store));
-        let names = images.filter_map(|(volume, _)| self.core.volume(*volume).map(|it| it.name));
-        let names: Vec<Name> = names.collect();
+        let names = images.filter_map(|(volume, store)| {
+            Some((has_fault(store), self.core.volume(*volume)?.name))
+        });
+        // One whose cluster does not answer comes last: the others would wait for it.
+        let names: BTreeSet<(bool, Name)> = names.collect();
         if names.is_empty() || self.core.is_draining() {
             return self.core.drain(now);
         }
@@ -787,15 +790,29 @@ impl Control {
                 volumes = names.len(),
                 "hands the volumes of the group over, and stops then"
             );
-            self.claims.leave(names, now);
+            for name in self.claims.leave(names.into_iter().map(|(_, name)| name), now) {
+                self.claim_ended(name, Err(LEAVES.to_owned()));
+            }
         }
     }
 
     /// Stops if this member has handed over what it could.
     fn stop_if_left(&mut self, now: Instant) {
-        if self.claims.has_left(now) && !self.core.is_draining() {
+        if self.claims.has_left(self.is_stuck(), now) && !self.core.is_draining() {
+            self.claims.end_leave();
             self.core.drain(now);
         }
+    }
+
+    /// Whether a change has been under way for long, and is no hand-over that gets on.
+    fn is_stuck(&self) -> bool {
+        let yielding = self.claims.yielding();
+        let gets_on = yielding.is_some_and(|name| {
+            let volume = self.core.volume_named(name.as_str());
+            let store = volume.and_then(|volume| self.volumes.backing(volume.index));
+            !store.is_some_and(has_fault)
+        });
+        !gets_on && self.volumes.long_change(LONG_CHANGE).is_some()
     }
 
     fn claim_ended(&mut self, name: Name, result: Result<(), String>) {
@@ -830,6 +847,11 @@ impl Control {
             RecordOutcome::Loss(volume, noted) => persister.loss_noted(volume, noted),
         }
     }
+}
+
+/// Whether the cluster of a volume's image does not answer, or the image is lost.
+fn has_fault(store: &OpenStore) -> bool {
+    store.image().is_some_and(|image| image.look().is_some())
 }
 
 #[cfg(test)]

@@ -209,10 +209,7 @@ impl Persister {
     /// disk.
     pub(super) fn end(self, saved: &[VolumeUuid], lost: &[VolumeUuid]) -> Vec<String> {
         let Some(mut records) = self.writer.end() else { return Vec::new() };
-        for volume in lost {
-            records.lose(volume);
-            records.write_loss(volume);
-        }
+        lost.iter().for_each(|volume| records.lose(volume));
         for volume in saved {
             records.lower_risk(volume, AtRisk::Nothing);
         }
@@ -221,6 +218,11 @@ impl Persister {
                 error,
                 "cannot note the clean stop (state_dir): initiators will take the next start for a loss"
             );
+        }
+        // Last: the record of an image that does not answer takes seconds, and this program may be
+        // killed. A record that is not lowered says that data may be lost, too.
+        for volume in lost {
+            records.write_loss(volume);
         }
         records.texts()
     }

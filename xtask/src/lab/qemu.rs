@@ -267,13 +267,14 @@ pub(crate) fn tail(log: &Path, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// The line of a log by which a kernel says why it cannot go on.
+/// The first line of a log by which a kernel says that something is broken. The oops of a kernel
+/// that was broken before is not the cause.
 pub(crate) fn fault(log: &Path) -> Option<String> {
-    // The clearest first: an oops ends in a panic here, which does not name its cause.
-    const WORDS: [&str; 4] = ["Oops: ", "general protection fault", "BUG: ", "Kernel panic"];
+    const WORDS: [&str; 5] =
+        ["Oops: ", "general protection fault", "BUG: ", "kernel BUG at", "Kernel panic"];
     let bytes = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let line = WORDS.iter().find_map(|word| text.lines().find(|line| line.contains(word)));
+    let line = text.lines().find(|line| WORDS.iter().any(|word| line.contains(word)));
     line.map(|line| line.trim().to_owned())
 }
 
@@ -297,6 +298,9 @@ mod tests {
         let text = format!("[ 8.0] up\n{oops}\n[ 9.1] Kernel panic - not syncing: Fatal\n");
         std::fs::write(&file, text).unwrap();
         assert_eq!(fault(file.path()).as_deref(), Some(oops));
+        let bug = "[ 7.0] BUG: Bad page state in process fio";
+        std::fs::write(&file, format!("{bug}\n{oops}\n")).unwrap();
+        assert_eq!(fault(file.path()).as_deref(), Some(bug));
         std::fs::write(&file, "[ 9.1] Kernel panic - not syncing: x\n").unwrap();
         assert_eq!(fault(file.path()).as_deref(), Some("[ 9.1] Kernel panic - not syncing: x"));
         std::fs::write(&file, "[ 8.0] up\n").unwrap();

@@ -101,6 +101,7 @@ impl Suites<'_> {
             println!("no test is selected here");
             return Ok(());
         }
+        results.lock().unwrap_or_else(PoisonError::into_inner).begin_guest();
         let mut ended: Vec<Suite> = Vec::new();
         for boot in 1..=BOOTS {
             let end = self.boot(&suites, guest, results)?;
@@ -176,7 +177,7 @@ fn judge(guest: Guest<'_>, end: &End, suites: &[Suite], mut failed: Vec<String>)
         }
         End::TimedOut => bail!("not done after {} s on Linux {kernel}", guest.limit.as_secs()),
         End::Died(fault) => bail!("the guest died on Linux {kernel}: {fault}"),
-        End::Broken(fault) => bail!("the emulator broke Linux {kernel} {BOOTS} times: {fault}"),
+        End::Broken(fault) => bail!("the emulator broke Linux {kernel}: {fault}"),
     }
 }
 

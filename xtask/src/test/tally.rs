@@ -54,6 +54,12 @@ impl Results {
         self.ended.get(program).copied()
     }
 
+    /// Another guest begins: no program of it has ended.
+    pub(crate) fn begin_guest(&mut self) {
+        self.ended.clear();
+        self.failed_so_far = 0;
+    }
+
     /// The program that ran was cut off: its failures so far are counted, since no sums come.
     pub(crate) fn cut_off(&mut self) {
         self.failed += std::mem::take(&mut self.failed_so_far);
@@ -76,9 +82,6 @@ impl Results {
             self.failed_so_far = 0;
         } else if let Some((program, passed)) = end_of_program(line) {
             self.ended.insert(program.to_owned(), passed);
-        } else if line.trim_end() == FAILED {
-            // The test printed lines of its own, and its end stands alone.
-            self.failed_so_far += 1;
         } else if let Some((name, reason)) = skipped(line) {
             self.skipped.push((name.to_owned(), reason.to_owned()));
         } else if let Some((name, outcome)) = one_test(line) {
@@ -92,6 +95,9 @@ impl Results {
                     self.note_run(name);
                 }
             }
+        } else if line.trim_end().ends_with(FAILED) {
+            // The test printed lines of its own, and its end stands after the last of them.
+            self.failed_so_far += 1;
         }
     }
 }
@@ -234,7 +240,7 @@ test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
 --- lab-2
 test b ... FAILED
 test c ... words
-FAILED
+and moreFAILED
 test d ... ";
         let mut results = read(text, 5);
         assert_eq!((results.passed(), results.failed), (3, 1));
@@ -242,6 +248,8 @@ test d ... ";
         results.cut_off();
         results.cut_off();
         assert_eq!((results.passed(), results.failed), (3, 3));
+        results.begin_guest();
+        assert_eq!(results.has_passed("lab-1"), None, "another kernel has its own programs");
     }
 
     #[test]

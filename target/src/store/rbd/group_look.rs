@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn an_id_has_its_length_before_it() {
-        let bytes = b"\x04\0\0\0100dX";
+        let bytes = b"\x04\x00\x00\x00100dX";
         assert_eq!(id_in(bytes).as_deref(), Some("100d"));
         for len in 0..8 {
             assert_eq!(id_in(&bytes[..len]), None, "{len}");
