@@ -356,7 +356,7 @@ mod tests {
             ]
         );
         assert!(text.contains("  paths           1 of 2 in use\n"), "{text}");
-        let text = top(&[both.clone()]);
+        let text = top(std::slice::from_ref(&both));
         let rows: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().take(6).collect()).collect();
         assert_eq!(rows[0], ["NAME", "STATE", "R/s", "W/s", "rMiB/s", "wMiB/s"]);
