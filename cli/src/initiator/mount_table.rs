@@ -344,7 +344,11 @@ mod tests {
         let mut one = path("rdma://192.0.2.1:7720", "in use", None);
         one.work = PathWork { writes: 24, written_bytes: 3 << 20, ..PathWork::default() };
         one.rates = Some(one.work.rates(&PathWork::default(), Duration::from_secs(1)));
-        let other = path("rdma://198.51.100.1:7720", "waiting", Some("queue 1: Silent"));
+        let other = path(
+            "rdma://198.51.100.1:7720",
+            "waiting",
+            Some("queue 1: the target does not answer"),
+        );
         let both = MountStatus { name: "both".to_owned(), paths: vec![one, other], ..busy() };
         let text = mounts(&[busy(), both.clone()], |_| None);
         let lines: Vec<&str> = text.lines().collect();
@@ -364,7 +368,7 @@ mod tests {
             [
                 "PATH                      DEVICE  STATE    FOR  LOST  READ  WRITTEN  REASON",
                 "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0    0B     3MiB  -",
-                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1    0B       0B  queue 1: Silent",
+                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1    0B       0B  queue 1: the target does not answer",
             ]
         );
         assert!(text.contains("  paths           1 of 2 in use\n"), "{text}");
@@ -375,8 +379,9 @@ mod tests {
         assert_eq!(rows[2][..2], ["rdma://192.0.2.1:7720", "in"]);
         assert_eq!(rows[2][3..], ["0", "24", "0"]);
         assert_eq!(rows[3][..4], ["rdma://198.51.100.1:7720", "waiting", "-", "-"]);
-        let told =
-            ["its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: Silent)"];
+        let told = [
+            "its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: the target does not answer)",
+        ];
         assert_eq!(both.path_lines(), told);
         let lost = MountStatus { state: "reconnecting".to_owned(), ..both };
         assert_eq!(lost.path_lines(), [] as [&str; 0], "the loss of the target is told");

@@ -82,7 +82,7 @@ mod tests {
     fn a_log_of_fio() {
         let text = "1700000002000, 300, 1, 4096, 0\n1700000001000, 100, 0, 4096, 0\n";
         let log = LatencyLog::parse(&(text.to_owned() + "1700000003000, 200, 0, 4096, 0\n"));
-        let at = |second: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + second);
+        let at = |s: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + s);
         assert_eq!((log.len(), log.is_empty()), (3, false));
         assert_eq!(log.longest_between(at(1), at(3)), Duration::from_nanos(300));
         assert_eq!(log.longest_between(at(3), at(4)), Duration::from_nanos(200));
