@@ -255,7 +255,9 @@ pub(crate) fn top(mounts: &[MountStatus]) -> String {
         let rates = [m.name.clone(), state(m)].into_iter().chain(rate_figures(m.rates.as_ref()));
         table.row(rates.chain([m.total.in_flight.to_string(), m.target_name.clone()]));
         for path in &m.paths {
-            let name = [format!("  {}", path.address), path.state.clone()];
+            // Without its scheme, which the port tells too, so that the row fits its line.
+            let address = path.address.rsplit("//").next().unwrap_or_default();
+            let name = [format!("  {address}"), path.state.clone()];
             let rates = name.into_iter().chain(rate_figures(path.rates.as_ref()));
             table.row(rates.chain(["-".to_owned(), String::new()]));
         }
@@ -344,11 +346,7 @@ mod tests {
         let mut one = path("rdma://192.0.2.1:7720", "in use", None);
         one.work = PathWork { writes: 24, written_bytes: 3 << 20, ..PathWork::default() };
         one.rates = Some(one.work.rates(&PathWork::default(), Duration::from_secs(1)));
-        let other = path(
-            "rdma://198.51.100.1:7720",
-            "waiting",
-            Some("queue 1: the target does not answer"),
-        );
+        let other = path("rdma://198.51.100.1:7720", "waiting", Some("queue 1: no answer"));
         let both = MountStatus { name: "both".to_owned(), paths: vec![one, other], ..busy() };
         let text = mounts(&[busy(), both.clone()], |_| None);
         let lines: Vec<&str> = text.lines().collect();
@@ -368,7 +366,7 @@ mod tests {
             [
                 "PATH                      DEVICE  STATE    FOR  LOST  READ  WRITTEN  REASON",
                 "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0    0B     3MiB  -",
-                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1    0B       0B  queue 1: the target does not answer",
+                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1    0B       0B  queue 1: no answer",
             ]
         );
         assert!(text.contains("  paths           1 of 2 in use\n"), "{text}");
@@ -376,12 +374,11 @@ mod tests {
         let rows: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().take(6).collect()).collect();
         assert_eq!(rows[0], ["NAME", "STATE", "R/s", "W/s", "rMiB/s", "wMiB/s"]);
-        assert_eq!(rows[2][..2], ["rdma://192.0.2.1:7720", "in"]);
+        assert_eq!(rows[2][..2], ["192.0.2.1:7720", "in"]);
         assert_eq!(rows[2][3..], ["0", "24", "0"]);
-        assert_eq!(rows[3][..4], ["rdma://198.51.100.1:7720", "waiting", "-", "-"]);
-        let told = [
-            "its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: the target does not answer)",
-        ];
+        assert_eq!(rows[3][..4], ["198.51.100.1:7720", "waiting", "-", "-"]);
+        let told =
+            ["its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: no answer)"];
         assert_eq!(both.path_lines(), told);
         let lost = MountStatus { state: "reconnecting".to_owned(), ..both };
         assert_eq!(lost.path_lines(), [] as [&str; 0], "the loss of the target is told");
