@@ -709,7 +709,10 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
         mount.set_queues(Queues::without_threads(&[1]));
         mount.on_path_end(0, PathEnd::Silent);
         assert_eq!(mount.status().state, "reconnecting");
-        assert_eq!(mount.status().last_loss.as_deref(), Some("queue 0: Silent"));
+        assert_eq!(
+            mount.status().last_loss.as_deref(),
+            Some("queue 0: the target does not answer")
+        );
         until_status(&mut mount, |status| status.state == "connected").await;
 
         // A path that fails with a feature is not tried again with it; the next try, without it,
