@@ -51,6 +51,7 @@ impl TwoWays<'_> {
             .with("bssplit", SIZES)
             .with("iodepth", 32)
             .with("size", "100%")
+            .with("loops", 1_000_000)
             .with("rate", "1M,1M")
             .with("verify", "crc32c")
             .with("verify_backlog", 32)
