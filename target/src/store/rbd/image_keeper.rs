@@ -20,6 +20,7 @@ use rblk_config::ImageName;
 use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim, wait_for_former};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
+use super::fence_rights::{FenceRights, try_to_fence};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
 use super::image_claim::Outcome;
@@ -42,9 +43,6 @@ pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(30);
 const LOCK_RETRY: Duration = Duration::from_millis(200);
 /// Most settings of an image: librbd of Ceph 19 has about 90.
 const SETTINGS_MOST: usize = 512;
-
-/// An address that no client has (RFC 5737), as Ceph writes it.
-const NOBODY: &str = "192.0.2.1:0/1";
 
 /// The number of keepers, and a way to wait for the last one.
 static KEEPERS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
@@ -354,9 +352,7 @@ impl Kept {
     }
 
     fn may_fence(&self) -> Result<(), ImageError> {
-        let fail = Failing { name: &self.shared.facts.name, user: &self.user };
-        let fenced = self.cluster.fence(NOBODY, 1);
-        fenced.map_err(|errno| fail.at("fence a dead owner of its lock (osd blocklist)", errno))
+        try_to_fence(&self.cluster, &self.user, &self.shared.facts.name)
     }
 
     fn measure(&self) {
@@ -510,6 +506,7 @@ fn own(
     fail: &Failing<'_>,
 ) -> Result<(Claimed, Option<StateKeeper>), ImageError> {
     if let Some(member) = &options.group {
+        FenceRights::of_process().require(cluster, &options.cluster, name)?;
         let claimant = (member, course);
         let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), claimant, fail)?;
         return Ok((claimed, Some(keeper)));

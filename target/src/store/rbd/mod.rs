@@ -11,7 +11,7 @@
 //! - Of a group of targets: [`state_object`], the object beside an image with its owner and the
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
 //!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
-//!   members to each other.
+//!   members to each other; [`fence_rights`]: the users that may fence.
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
@@ -31,6 +31,7 @@ pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
+mod fence_rights;
 pub(crate) mod group_member;
 mod header_lock;
 pub(crate) mod image_claim;
