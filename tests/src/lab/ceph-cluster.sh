@@ -1,5 +1,5 @@
 #!/bin/bash
-# A Ceph cluster on one host for tests: one monitor, some OSDs in memory or in files, no manager, no systemd.
+# A Ceph cluster on one host for tests: a monitor, OSDs in memory or in files, no manager.
 #   ceph-cluster.sh DIR start | stop | osd-kill N | osd-start N | osd-pause N | osd-continue N
 # Needs the packages ceph-mon, ceph-osd and ceph-common, and no root.
 #   OSDS=1             number of OSDs; each object has as many copies

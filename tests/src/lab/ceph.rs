@@ -104,7 +104,8 @@ impl CephCluster {
         run(command.env("OSDS", self.osds.to_string()));
     }
 
-    /// Runs `ceph` or `rbd` with these words, and returns what it prints. In a word, "+" is a space.
+    /// Runs `ceph` or `rbd` with these words, and returns what it prints. In a word, "+" is a
+    /// space.
     ///
     /// # Panics
     /// The command fails.

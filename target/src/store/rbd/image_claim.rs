@@ -11,10 +11,11 @@
 //! 4. It takes the lock, fences the owner that the note still names, and notes itself.
 //!
 //! The fence comes first, by the client that will do the I/O, which then waits for the map of OSDs
-//! that has it. Librbd fences a client whose lock it breaks, too, but for an hour: a machine that
-//! was suspended for longer would write again. The first fence of a client counts until its end, and
-//! a later one changes nothing (measured with Ceph 16.2.15). So a dead owner is also fenced before
-//! librbd takes its lock. The owner is fenced once more when the lock is taken, for the map.
+//! that has it. Librbd would fence a client whose lock it breaks, too, but for an hour: a machine
+//! that was suspended for longer would write again. The first fence of a client counts until its
+//! end, and a later one changes nothing (measured with Ceph 16.2.15). So librbd is told not to
+//! fence, and a dead owner is also fenced before librbd takes its lock. When the lock is taken, the
+//! owner in the note is fenced, which may be another one by then.
 //!
 //! A member that fences nobody waits for the newest map, too. Its own may be older than the fence
 //! of an owner before the last one: an OSD that learns of no newer map would take a late write of
@@ -548,7 +549,6 @@ impl Claim {
     }
 
     fn locked(&mut self, client: String, note: OwnerNote) -> Act {
-        // Librbd has fenced the owner of the lock that it took.
         let mut former = vec![note.client.clone()];
         let is_former = |owner: &String| *owner != note.client && !note.is_closing(Some(owner));
         former.extend(self.last.lock.take().filter(is_former));

@@ -11,7 +11,7 @@ const OBJECTS: usize = 3;
 /// What a record says of a host that comes back.
 const HOLDERS: [Option<AccessMode>; 4] =
     [None, Some(AccessMode::Shared), Some(AccessMode::Exclusive), Some(AccessMode::Exclusive)];
-/// Time that a fence by librbd lasts, as it breaks a lock.
+/// Time that a fence by librbd lasts, as it breaks a lock, unless it is told not to fence.
 const SHORT: u64 = 200;
 /// Time between two looks: several acts of another member.
 const PAUSE: u64 = 10;
@@ -28,8 +28,8 @@ enum Mistake {
     OldMap,
     /// The fence lasts as long as that of librbd.
     ShortFence,
-    /// A dead owner is not fenced before librbd fences it.
-    LeftToLibrbd,
+    /// Librbd fences, too, and first.
+    LibrbdFences,
     /// An owner is not fenced at all, neither by the claim nor by librbd.
     NoFence,
     /// The owner's note is replaced without a comparison, and the lock is taken without a look.
@@ -177,10 +177,11 @@ impl World {
         fence.is_some_and(|(since, until)| map >= *since && self.now < *until)
     }
 
-    fn is_left_to_librbd(&self, client: &String) -> bool {
-        self.is(Mistake::LeftToLibrbd)
-            && self.lock.as_ref() == Some(client)
-            && !self.is_alive(client)
+    /// Librbd breaks the lock of a client.
+    fn taken_by_librbd(&mut self, by: usize, client: &str) {
+        if self.is(Mistake::LibrbdFences) {
+            self.fence(by, client, self.now + SHORT);
+        }
     }
 
     fn is_alive(&self, client: &str) -> bool {
@@ -213,7 +214,7 @@ impl World {
                     None => true,
                     Some(client) if self.is_alive(&client) => false,
                     Some(client) => {
-                        self.fence(at, &client, self.now + SHORT);
+                        self.taken_by_librbd(at, &client);
                         true
                     }
                 };
@@ -223,7 +224,6 @@ impl World {
                 }
                 Event::Locked(None)
             }
-            Act::Fence(client) if self.is_left_to_librbd(&client) => Event::Fenced,
             Act::Fence(client) => {
                 let is_short = self.is(Mistake::ShortFence);
                 self.fence(at, &client, if is_short { self.now + SHORT } else { u64::MAX });
@@ -243,7 +243,7 @@ impl World {
                 assert!(!fences || self.fenced.contains_key(&client));
                 let has_it = self.lock.as_ref() == Some(&client);
                 if has_it {
-                    self.fence(at, &client, self.now + SHORT);
+                    self.taken_by_librbd(at, &client);
                     self.lock = None;
                 }
                 Event::Broken(has_it)
@@ -507,7 +507,7 @@ fn each_mistake_shows() {
         Mistake::ServesBeforeMap,
         Mistake::OldMap,
         Mistake::ShortFence,
-        Mistake::LeftToLibrbd,
+        Mistake::LibrbdFences,
         Mistake::NoFence,
         Mistake::TwoClaims,
         Mistake::CleanLie,
