@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::daemon::addresses::addresses;
 use crate::memory::demand::{Demand, HostMemory};
 use crate::pool::image;
-use crate::pool::opening::{LockWait, open_volume};
+use crate::pool::opening::{LockWait, member_of, open_volume};
 use crate::store::StoreError;
 use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use rblk_operate::target::defaults::{poll_groups, target_name};
@@ -59,6 +59,8 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
     let name = target_name(config)?;
     let addresses = addresses(config)?;
     config.secret_keys()?;
+    // A target in no group that opens an image of a group fences the hosts of the group.
+    let member = member_of(config);
     let volumes = config.volumes.iter().enumerate().map(|(index, volume)| {
         if let Some(fault) = fault_of(volume, running) {
             let error = anyhow::anyhow!("{fault}").context(format!("volume `{}`", volume.name));
@@ -67,7 +69,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
         if let Some(served) = served_image(volume, running) {
             return (volume.name.clone(), Ok(served));
         }
-        let opened = open_volume(index, volume, (&name, None), LockWait::No);
+        let opened = open_volume(index, volume, (&name, member.as_ref()), LockWait::No);
         let reviewed = match opened {
             Ok(opened) => Ok(Reviewed {
                 blocks: opened.volume.blocks.0,

@@ -98,7 +98,7 @@ impl AwayVolume {
     }
 }
 
-/// Opens every volume of a configuration. `target` is the name of the target.
+/// Opens every volume of a configuration, as the target would. `target` is the name of the target.
 ///
 /// # Errors
 /// The first volume that cannot be opened, with name and cause.
@@ -106,12 +106,13 @@ pub(crate) fn open_volumes(
     config: &TargetConfig,
     target: &Name,
 ) -> anyhow::Result<Vec<OpenedVolume>> {
+    let member = member_of(config);
     config
         .volumes
         .iter()
         .enumerate()
         .map(|(index, volume)| {
-            open_volume(index, volume, (target, None), LockWait::ForLocks)
+            open_volume(index, volume, (target, member.as_ref()), LockWait::ForLocks)
                 .with_context(|| format!("volume `{}`", volume.name))
         })
         .collect()
@@ -216,6 +217,11 @@ fn served_already(opened: &[OpenedVolume], one: &OpenedVolume) -> Option<anyhow:
     let same = opened.iter().find(|other| other.volume.uuid == one.volume.uuid)?;
     let name = same.volume.name;
     Some(anyhow::anyhow!("volume {name} has the same store: give each volume its own"))
+}
+
+/// Whether a volume is not opened because another member of the group serves it.
+pub(crate) fn is_elsewhere(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::Image(ImageError::Elsewhere { .. })))
 }
 
 /// Whether an image could not be opened.

@@ -1,14 +1,16 @@
 #!/bin/bash
-# A Ceph cluster on loopback for tests: one monitor, some OSDs in memory or in files, no manager, no systemd.
+# A Ceph cluster on one host for tests: a monitor, OSDs in memory or in files, no manager.
 #   ceph-cluster.sh DIR start | stop | osd-kill N | osd-start N | osd-pause N | osd-continue N
 # Needs the packages ceph-mon, ceph-osd and ceph-common, and no root.
 #   OSDS=1             number of OSDs; each object has as many copies
 #   STORE=memstore     or bluestore, which keeps its data when an OSD is killed
 #   PORT=13300         first of 64 ports
+#   ADDRESS=127.0.0.1  of the monitor and the OSDs
 # Authentication is cephx: DIR/keyring has client.admin, and DIR/NAME.keyring the key that `ceph auth` made.
 set -euo pipefail
 dir=$(realpath -m "$1"); what=$2; number=${3:-0}
 osds=${OSDS:-1}; store=${STORE:-memstore}; port=${PORT:-13300}
+address=${ADDRESS:-127.0.0.1}
 conf=$dir/ceph.conf
 ceph() { command ceph -c "$conf" --connect-timeout 20 "$@"; }
 
@@ -24,9 +26,9 @@ configure() { # FSID
   cat > "$conf" <<CONF
 [global]
 fsid = $1
-mon host = v2:127.0.0.1:$port
-public addr = 127.0.0.1
-cluster addr = 127.0.0.1
+mon host = v2:$address:$port
+public addr = $address
+cluster addr = $address
 ms bind ipv6 = false
 ms bind port min = $((port + 1))
 ms bind port max = $((port + 63))
@@ -103,7 +105,7 @@ start() {
   configure "$fsid"
   ceph-authtool --create-keyring "$dir/keyring" --gen-key -n mon. --cap mon 'allow *' > /dev/null
   ceph-authtool "$dir/keyring" --gen-key -n client.admin "${admin[@]}" > /dev/null
-  monmaptool --create --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "$dir/monmap" > /dev/null
+  monmaptool --create --fsid "$fsid" --addv a "[v2:$address:$port]" "$dir/monmap" > /dev/null
   ceph-mon -c "$conf" --mkfs -i a --monmap "$dir/monmap" --keyring "$dir/keyring"
   ceph-mon -c "$conf" -i a
   for n in $(seq 0 $((osds - 1))); do make_osd "$n"; done

@@ -1,19 +1,12 @@
 //! [`FarHost`]: a second host of sorts, joined to this one by cables that can be cut.
 //!
-//! A packet to the host's own address never leaves a Soft-RoCE device, so a test cannot drop it.
 //! The far host is a network namespace with a Soft-RoCE device on a virtual interface for each
-//! cable. A target runs there, and every packet goes over a bridge that both sides of the cable are
-//! plugged into.
-//!
-//! To cut a cable, the bridge loses a port. Interfaces stay up and sending never fails, as with a
-//! cable that is cut behind the first switch. An interface that is down, or that drops what it
-//! sends, fails sends now and then. A failed send of rdma_cm puts QP 1 of a Soft-RoCE device into
-//! the error state permanently (Linux 7.2), and no connection goes through the device again.
+//! [`Cable`]. A target runs there.
 
-use std::path::Path;
 use std::time::SystemTime;
 
 use super::Lab;
+use super::cable::{Cable, ip, make_host};
 use super::process::start;
 use super::wait::DEADLINE;
 
@@ -55,40 +48,6 @@ pub struct Cut<'f> {
     pub at: SystemTime,
 }
 
-fn ip(words: &str) {
-    let words: Vec<&str> = words.split(' ').collect();
-    let _ = start(&words).finish(DEADLINE).ok();
-}
-
-/// Names of one cable's parts: here and there.
-struct Names {
-    ends: [String; 2],
-    ports: [String; 2],
-    bridge: String,
-    devices: [String; 2],
-    hosts: [String; 2],
-    links: [String; 2],
-}
-
-impl Names {
-    fn of(cable: usize) -> Self {
-        Self {
-            ends: ["near", "far"].map(|side| format!("rblk{side}{cable}")),
-            ports: ["near", "far"].map(|side| format!("rblk{side}p{cable}")),
-            bridge: format!("rblkbridge{cable}"),
-            devices: ["near", "far"].map(|side| format!("rdma{side}{cable}")),
-            hosts: [1, 2].map(|side| format!("10.91.{}.{side}", 7 + cable)),
-            links: [1, 2].map(|side| format!("02:72:62:6c:6b:{cable}{side}")),
-        }
-    }
-
-    /// The command that gives the far host its address, or takes it away.
-    fn far_address(&self, what: &str) -> String {
-        let Self { ends: [_, far], hosts: [_, host], .. } = self;
-        format!("ip -n {SPACE} addr {what} {host}/24 dev {far}")
-    }
-}
-
 impl FarHost {
     /// A far host with one cable and devices of the lab's kind: Soft-RoCE, or Soft-iWARP (siw).
     ///
@@ -107,20 +66,14 @@ impl FarHost {
     #[must_use]
     pub fn with_cables(lab: &Lab, cables: usize) -> Self {
         assert!((1..=CABLES).contains(&cables), "{cables} cables");
-        for module in ["veth", "bridge", "sch_netem"] {
-            // May be built in.
-            let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
-        }
-        // `ip netns exec` has a copy of all mounts. Where they are not shared, as with systemd they
-        // are, the copy of a file system that a test unmounts would stay, and hold its device.
-        ip("mount --make-rshared /");
-        ip(&format!("ip netns add {SPACE}"));
+        // May be built in.
+        let _ = start(&["modprobe", "-q", "sch_netem"]).finish(DEADLINE);
+        make_host(SPACE);
         let mut host = Self { hosts: Vec::new() };
-        ip(&format!("ip -n {SPACE} link set lo up"));
         for cable in 0..cables {
-            let names = Names::of(cable);
-            plug(&names, if lab.is_iwarp() { "siw" } else { "rxe" });
-            host.hosts.push(names.hosts[1].clone());
+            let cable = Cable::of(cable, SPACE);
+            cable.plug(if lab.is_iwarp() { "siw" } else { "rxe" });
+            host.hosts.push(cable.host().to_owned());
         }
         host
     }
@@ -146,7 +99,7 @@ impl FarHost {
     /// The RDMA device of this host on a cable.
     #[must_use]
     pub fn near_device(cable: usize) -> String {
-        let [near, _] = Names::of(cable).devices;
+        let [near, _] = Cable::of(cable, SPACE).devices;
         near
     }
 
@@ -175,7 +128,7 @@ impl FarHost {
     #[must_use]
     pub fn break_cable(&self, cable: usize, how: CableFault) -> Cut<'_> {
         let at = SystemTime::now();
-        let names = Names::of(cable);
+        let names = Cable::of(cable, SPACE);
         let [near, far] = &names.ports;
         match how {
             CableFault::Cut => ip(&format!("ip link set {far} nomaster")),
@@ -193,32 +146,9 @@ fn queue(port: &str, how: &str) -> String {
     format!("tc qdisc replace dev {port} root netem {how} limit 100000")
 }
 
-fn plug(names: &Names, kind: &str) {
-    let Names { ends: [near, far], ports, bridge, devices, hosts, links } = names;
-    ip(&format!("ip link add {bridge} mtu 4500 type bridge"));
-    ip(&format!("ip link set {bridge} up"));
-    for ((end, port), mac) in names.ends.iter().zip(ports).zip(links) {
-        ip(&format!(
-            "ip link add {end} mtu 4500 address {mac} type veth peer name {port} mtu 4500"
-        ));
-        ip(&format!("ip link set {port} master {bridge} up"));
-    }
-    ip(&format!("ip link set {far} netns {SPACE}"));
-    ip(&format!("ip addr add {}/24 dev {near}", hosts[0]));
-    ip(&format!("ip link set {near} up"));
-    ip(&names.far_address("add"));
-    ip(&format!("ip -n {SPACE} link set {far} up"));
-    // Each end knows the other as a neighbour. Otherwise the answer to ARP may come before the RDMA
-    // core waits for it, and the core then waits for its whole timeout.
-    ip(&format!("ip neigh replace {} lladdr {} dev {near}", hosts[1], links[1]));
-    ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", hosts[0], links[0]));
-    ip(&format!("rdma link add {} type {kind} netdev {near}", devices[0]));
-    ip(&format!("ip netns exec {SPACE} rdma link add {} type {kind} netdev {far}", devices[1]));
-}
-
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
-        let names = Names::of(self.cable);
+        let names = Cable::of(self.cable, SPACE);
         let [near, far] = &names.ports;
         let commands = match self.how {
             CableFault::Cut => vec![format!("ip link set {far} master {}", names.bridge)],
@@ -252,16 +182,7 @@ impl Drop for FarHost {
 /// Removes every part of the far host that exists.
 pub(super) fn take_down() {
     for cable in 0..CABLES {
-        let Names { ports, bridge, devices, .. } = Names::of(cable);
-        if !Path::new("/sys/class/net").join(&bridge).exists() {
-            continue;
-        }
-        for device in devices {
-            let _ = start(&["rdma", "link", "del", &device]).finish(DEADLINE);
-        }
-        for link in [&ports[0], &ports[1], &bridge] {
-            let _ = start(&["ip", "link", "del", link]).finish(DEADLINE);
-        }
+        Cable::of(cable, SPACE).take_down();
     }
     let _ = start(&["ip", "netns", "del", SPACE]).finish(DEADLINE);
 }

@@ -66,6 +66,7 @@ pub(super) fn sweep() {
     if Path::new("/run/netns/rblkfar").exists() {
         super::far::take_down();
     }
+    super::group_network::take_down();
     super::disk::sweep();
     for dir in [MOUNTS, LOGS] {
         for name in named(dir, "") {

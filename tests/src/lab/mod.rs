@@ -9,6 +9,7 @@
 
 mod bench;
 mod blocks;
+mod cable;
 mod call_probe;
 mod cards;
 pub mod ceph;
@@ -20,6 +21,7 @@ mod faulty;
 mod file_system;
 mod fio;
 mod flip;
+mod group_network;
 mod kernel_feature;
 mod kernel_log;
 mod keys;
@@ -49,6 +51,7 @@ pub use faulty::{Fault, FaultyDisk};
 pub use file_system::FileSystem;
 pub use fio::{Fio, FioResult, RunningFio};
 pub use flip::{DELIVERIES, FlipRates, Flips};
+pub use group_network::{GroupCable, GroupNetwork};
 pub use kernel_feature::KernelFeature;
 pub use kernel_log::KernelLog;
 pub use latency_log::LatencyLog;

@@ -11,6 +11,7 @@ mod changes;
 mod crashes;
 mod deaths;
 mod failures;
+mod group;
 mod grow;
 mod limits;
 mod lost_writes;

@@ -459,12 +459,16 @@ impl Run<'_> {
         let long = self.long().filter(|_| is_long);
         environment.extend(long.map(|(name, value)| (name, value.into())));
         let shares: Vec<PathBuf> = vec![self.workspace.root.clone(), built.dir().to_owned()];
+        let with_ceph = is_long && self.wants(suite::WITH_CEPH);
+        if with_ceph {
+            host::ensure_installed(packages::CEPH)?;
+        }
         let suites = Suites {
             programs: SUITES.iter().map(|name| built.program(name)).collect(),
             directory: built.dir(),
             shares,
             environment,
-            selection: Selection { part, filters: &self.args.filters },
+            selection: Selection { part, filters: &self.args.filters, with_ceph },
         };
         let limit = self.args.long.map_or(GUEST_LIMIT, |long| long * GUEST_LIMIT_LONG);
         suites.run(Guest { kernel, limit }, &self.results)?;

@@ -20,6 +20,10 @@ const EVERY_KERNEL: &str = "kernel_";
 /// Tests whose names begin so are run on kernels whose ublk fails, and nowhere else.
 const BAD_KERNEL: &str = "only_bad_kernel_";
 
+/// Tests whose names begin so take minutes, and need more packages than others. They are run where
+/// they are asked for.
+pub(super) const WITH_CEPH: &str = "lab_ceph_";
+
 /// The one test for every kernel that a bad one passes: it knows the bad ones.
 const KNOWS_BAD: &str = "kernel_is_in_the_table";
 
@@ -44,6 +48,8 @@ pub(crate) struct Selection<'a> {
     pub(crate) part: Part,
     /// Only those whose names contain one of these; all if there are none.
     pub(crate) filters: &'a [String],
+    /// Those that need a Ceph cluster, too.
+    pub(crate) with_ceph: bool,
 }
 
 /// Test binaries that run in one guest, one after the other, and what they need.
@@ -79,6 +85,7 @@ impl Selection<'_> {
             Part::Bad => own == KNOWS_BAD || own.starts_with(BAD_KERNEL),
         };
         by_part
+            && (self.with_ceph || !own.starts_with(WITH_CEPH))
             && (self.filters.is_empty() || self.filters.iter().any(|f| name.contains(f.as_str())))
     }
 }
@@ -263,7 +270,9 @@ mod tests {
     #[test]
     fn both_conditions_hold() {
         let filters = ["mount".to_owned(), "fio".to_owned()];
-        let takes = |part, filters: &[String], name: &str| Selection { part, filters }.takes(name);
+        let takes = |part, filters: &[String], name: &str| {
+            Selection { part, filters, with_ceph: false }.takes(name)
+        };
         assert!(takes(Part::First, &[], "anything") && !takes(Part::Other, &[], "anything"));
         assert!(takes(Part::Other, &[], "faults::kernel_mount"));
         assert!(takes(Part::Other, &filters, "kernel_mount"));
@@ -274,7 +283,13 @@ mod tests {
 
     #[test]
     fn a_bad_kernel_runs_only_tests_that_know_it() {
-        let takes = |part, name: &str| Selection { part, filters: &[] }.takes(name);
+        let takes = |part, name: &str| {
+            let any = Selection { part, filters: &[], with_ceph: false };
+            let of_ceph = format!("group::{WITH_CEPH}any");
+            assert!(!any.takes(&of_ceph));
+            assert_eq!(Selection { with_ceph: true, ..any }.takes(&of_ceph), part == Part::First);
+            any.takes(name)
+        };
         for (name, first, other, bad) in [
             ("kernels::kernel_is_in_the_table", true, true, true),
             ("kernels::only_bad_kernel_crash", false, false, true),

@@ -14,7 +14,7 @@ use rblk_config::unit_file::{TARGET_UNIT, UnitFile};
 use rblk_config::{Auth, BackingConfig, ConfigError, TargetConfig, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::pool::opening::open_volumes;
+use crate::pool::opening::{is_elsewhere, open_volumes};
 use crate::store::StoreError;
 use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use rblk_operate::target::defaults::target_name;
@@ -171,7 +171,9 @@ fn stores(config: &TargetConfig) -> Vec<(String, Option<Trouble>)> {
             images.into_iter().try_for_each(|image| image.may_fence())?;
             Ok(())
         });
-        (volume.name.clone(), opened.err().map(|error| of_store(&error)))
+        // Another member of the group serves it.
+        let fault = opened.err().filter(|error| !is_elsewhere(error));
+        (volume.name.clone(), fault.map(|error| of_store(&error)))
     };
     let found = on_stores.map(open).collect();
     wait_until_closed(CLOSE_WAIT);

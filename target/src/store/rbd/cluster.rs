@@ -10,7 +10,7 @@ use rblk_config::{ClusterConfig, ImageName};
 
 use super::error::ImageError;
 use super::library::{Handle, Library};
-use super::needed_setting::{NEEDED, NEEDED_OF_SOME, NeededSetting, OF_CLIENTS};
+use super::needed_setting::{NEEDED, NEEDED_OF_SOME, NeededSetting, OF_CLIENTS, OF_LONE};
 
 /// How long the monitors may take to answer.
 pub(super) const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
@@ -102,7 +102,7 @@ impl Cluster {
         let deadlines = [("client_mount_timeout", &*seconds), ("rados_mon_op_timeout", &*seconds)];
         let keyring = place.keyring.as_ref().map(|path| path.to_string_lossy().into_owned());
         let keyring = keyring.iter().map(|path| ("keyring", path.as_str()));
-        let needed = NEEDED.iter().map(|setting| (setting.name, setting.value));
+        let needed = NEEDED.iter().chain([&OF_LONE]).map(|setting| (setting.name, setting.value));
         for (name, value) in needed.chain(OF_CLIENTS).chain(deadlines).chain(keyring) {
             self.set(name, value).map_err(|errno| ImageError::Other {
                 image: image.to_string(),

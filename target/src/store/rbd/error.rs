@@ -110,6 +110,22 @@ pub enum ImageError {
         /// The error.
         errno: Errno,
     },
+    /// The user may not fence other clients.
+    #[error(
+        "{image}: client.{user} may not fence other clients ({errno}): its key lacks the capability of the monitors for \
+         osd blocklist add, without which a target takes no image over; `ceph auth caps client.{user} mon 'profile rbd' \
+         osd 'profile rbd pool={pool}'` gives it"
+    )]
+    NoFencing {
+        /// The image.
+        image: String,
+        /// The user.
+        user: String,
+        /// The pool.
+        pool: String,
+        /// The error.
+        errno: Errno,
+    },
     /// The pool does not exist.
     #[error("{image}: the cluster has no pool {pool}: see `ceph osd pool ls`")]
     NoPool {

@@ -11,9 +11,11 @@
 //! 4. It takes the lock, fences the owner that the note still names, and notes itself.
 //!
 //! The fence comes first, by the client that will do the I/O, which then waits for the map of OSDs
-//! that has it. Librbd fences a client whose lock it breaks, too, but for an hour: a machine that
-//! was suspended for longer would write again. That entry replaces the first one, so the owner is
-//! fenced once more when the lock is taken.
+//! that has it. Librbd would fence a client whose lock it breaks, too, but for an hour: a machine
+//! that was suspended for longer would write again. The first fence of a client counts until its
+//! end, and a later one changes nothing (measured with Ceph 16.2.15). So librbd is told not to
+//! fence, and a dead owner is also fenced before librbd takes its lock. When the lock is taken, the
+//! owner in the note is fenced, which may be another one by then.
 //!
 //! A member that fences nobody waits for the newest map, too. Its own may be older than the fence
 //! of an owner before the last one: an OSD that learns of no newer map would take a late write of
@@ -34,7 +36,8 @@
 //!   record beside the image says who is the holder, before the owner is asked.
 //! - A former owner that was fenced may still answer other hosts from its cache, until it notices
 //!   that nothing proves its lock. Nothing is served before that, unless the only host that had the
-//!   volume there has come back here ([`Claim::is_unproven`]).
+//!   volume there has come back here ([`Claim::is_unproven`]). The record that decides is read when
+//!   no former owner can change it any more.
 
 use rblk_protocol::{AccessMode, Generation, HostId, Mutation};
 use serde::{Deserialize, Serialize};
@@ -177,6 +180,10 @@ enum Stage {
     Dies(OwnerNote),
     // The client gave the image back, and is about to close it, unless it has died.
     Closes(String),
+    // The owner of the lock is not noted, and may be dead.
+    Unnoted(String),
+    // The owner of the lock is dead, and is fenced.
+    FenceDead(LockedBy),
     // The owner of the lock may be dead, which librbd finds out.
     Lock(LockedBy),
     // The owner is fenced, and its lock is broken next.
@@ -187,6 +194,8 @@ enum Stage {
     // It fences these former owners, or none, and waits for the map.
     Map(String, OwnerNote, Vec<String>),
     Swap(OwnerNote),
+    // This member is the owner, and reads the record that the former one left.
+    LastRecord(OwnerNote),
     Unlock(OwnerNote),
     End,
 }
@@ -225,8 +234,9 @@ pub struct Claim {
     last: LastLook,
     // The owner whose lock this claim has broken.
     broke: Option<String>,
-    // The host that comes back is the holder, and had the volume so.
-    holder: Option<AccessMode>,
+    // The host that comes back is the holder, and had the volume so. The owner of this epoch may
+    // have changed that since.
+    holder: Option<(u64, AccessMode)>,
     // A former owner was fenced.
     has_fenced: bool,
 }
@@ -270,7 +280,8 @@ impl Claim {
     /// Whether a former owner may still answer hosts from its cache, for as long as it believes the
     /// last proof of its lock. The only host that had the volume there may have come back here.
     pub fn is_unproven(&self) -> bool {
-        self.has_fenced && self.holder != Some(AccessMode::Exclusive)
+        let is_alone = matches!(self.holder, Some((_, AccessMode::Exclusive)));
+        self.has_fenced && !is_alone
     }
 
     /// Why the member claims the image, as far as is known now.
@@ -286,7 +297,7 @@ impl Claim {
         match (std::mem::replace(&mut self.stage, Stage::End), event) {
             (Stage::Look, Event::Seen(note, lock)) => self.seen(note, lock),
             (Stage::ReadHolder(note), Event::Holder(holder)) => {
-                self.holder = holder;
+                self.holder = holder.map(|mode| (note.epoch, mode));
                 if holder.is_none() {
                     self.wish = Wish::Fresh;
                 }
@@ -311,9 +322,24 @@ impl Claim {
             }
             (Stage::Dies(note), Event::Seen(now, lock)) => self.dying(note, now, lock),
             (stage @ Stage::Dies(_), Event::Watched(true)) => self.pause(stage),
-            (Stage::Dies(note), Event::Watched(false)) => self.lock(LockedBy::Member(note)),
+            (Stage::Dies(note), Event::Watched(false)) => self.died(note),
+            (Stage::Unnoted(client), Event::Watched(true)) => self.end(Outcome::Foreign(client)),
+            (Stage::Unnoted(client), Event::Watched(false)) => {
+                self.fence_dead(LockedBy::Unknown(client.clone()), client)
+            }
+            (Stage::FenceDead(by), Event::Fenced) => {
+                self.has_fenced = true;
+                self.lock(by)
+            }
             (Stage::Closes(_), Event::Watched(true)) => self.pause(Stage::Look),
             (Stage::Closes(client), Event::Watched(false)) => self.lock(LockedBy::Unknown(client)),
+            (stage, event) => self.take(stage, event),
+        }
+    }
+
+    /// The same from the fence of an owner on.
+    fn take(&mut self, stage: Stage, event: Event) -> Act {
+        match (stage, event) {
             (Stage::Fence(client), Event::Fenced) => {
                 self.has_fenced = true;
                 self.stage = Stage::Break(client.clone());
@@ -333,7 +359,11 @@ impl Claim {
                 self.has_fenced |= event == Event::Fenced;
                 self.fence_former(client, note, former)
             }
-            (Stage::Swap(own), Event::Swapped(true)) => self.end(Outcome::Owned(own)),
+            (Stage::Swap(own), Event::Swapped(true)) => self.swapped(own),
+            (Stage::LastRecord(own), Event::Holder(holder)) => {
+                self.holder = holder.map(|mode| (own.epoch, mode));
+                self.end(Outcome::Owned(own))
+            }
             (Stage::Swap(own), Event::Swapped(false)) => {
                 self.stage = Stage::Unlock(own);
                 Act::Unlock
@@ -344,6 +374,15 @@ impl Claim {
             }
             _ => self.look(),
         }
+    }
+
+    /// The former owner may have changed the record until it was fenced.
+    fn swapped(&mut self, own: OwnerNote) -> Act {
+        if self.has_fenced && self.holder.is_some() {
+            self.stage = Stage::LastRecord(own);
+            return Act::ReadHolder;
+        }
+        self.end(Outcome::Owned(own))
     }
 
     fn look(&mut self) -> Act {
@@ -390,6 +429,8 @@ impl Claim {
             return self.end(Outcome::Elsewhere(note));
         }
         self.rise();
+        // Another owner has the record.
+        self.holder.take_if(|(epoch, _)| *epoch != note.epoch);
         let is_closing = note.is_closing(lock.as_deref());
         let fits = match &lock {
             Some(client) => is_closing || (*client == note.client && !note.is_alone()),
@@ -410,7 +451,12 @@ impl Claim {
                 self.stage = Stage::Closes(client.clone());
                 Act::FindWatch(client)
             }
-            Some(client) if !fits || is_closing => self.lock(LockedBy::Unknown(client)),
+            // No write of it is under way.
+            Some(client) if is_closing => self.lock(LockedBy::Unknown(client)),
+            Some(client) if !fits => {
+                self.stage = Stage::Unnoted(client.clone());
+                Act::FindWatch(client)
+            }
             None => self.lock(LockedBy::Nobody),
             Some(_) if matches!(self.wish, Wish::Return(..)) && self.holder.is_none() => {
                 self.stage = Stage::ReadHolder(note);
@@ -423,6 +469,19 @@ impl Claim {
     fn ask(&mut self, note: OwnerNote) -> Act {
         self.stage = Stage::Ask(note);
         Act::Ask
+    }
+
+    fn died(&mut self, owner: OwnerNote) -> Act {
+        if owner.member == self.own.member && Mutation::GroupReopensEarly.is_on() {
+            return self.lock(LockedBy::Member(owner));
+        }
+        let client = owner.client.clone();
+        self.fence_dead(LockedBy::Member(owner), client)
+    }
+
+    fn fence_dead(&mut self, by: LockedBy, client: String) -> Act {
+        self.stage = Stage::FenceDead(by);
+        Act::Fence(client)
     }
 
     fn lock(&mut self, by: LockedBy) -> Act {
@@ -490,7 +549,6 @@ impl Claim {
     }
 
     fn locked(&mut self, client: String, note: OwnerNote) -> Act {
-        // Librbd has fenced the owner of the lock that it took, for an hour.
         let mut former = vec![note.client.clone()];
         let is_former = |owner: &String| *owner != note.client && !note.is_closing(Some(owner));
         former.extend(self.last.lock.take().filter(is_former));

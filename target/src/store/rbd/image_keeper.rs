@@ -20,13 +20,14 @@ use rblk_config::ImageName;
 use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim, wait_for_former};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
+use super::fence_rights::{FenceRights, try_to_fence};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
 use super::image_claim::Outcome;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
 use super::looker::Looker;
-use super::needed_setting::{NeededSetting, broken_in};
+use super::needed_setting::{NeededSetting, OF_LONE, OF_MEMBERS, broken_in};
 use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
@@ -44,9 +45,6 @@ pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(30);
 const LOCK_RETRY: Duration = Duration::from_millis(200);
 /// Most settings of an image: librbd of Ceph 19 has about 90.
 const SETTINGS_MOST: usize = 512;
-
-/// An address that no client has (RFC 5737), as Ceph writes it.
-const NOBODY: &str = "192.0.2.1:0/1";
 
 /// The number of keepers, and a way to wait for the last one.
 static KEEPERS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
@@ -272,6 +270,7 @@ impl Kept {
         let name = &options.name;
         let fail = Failing { name, user: &options.cluster.user };
         let cluster = Cluster::connect(library, &options.cluster, name)?;
+        let of_lock = set_of_lock(&cluster, options, &fail)?;
         let fsid = cluster.fsid().map_err(|errno| fail.at("read the id of the cluster", errno))?;
         begin("open its pool");
         let pool = cluster.pool(name).map_err(|errno| match errno {
@@ -287,7 +286,7 @@ impl Kept {
             }
             errno => fail.at("open the image", errno),
         })?;
-        refuse_settings(&image, &fail)?;
+        refuse_settings(&image, of_lock, &fail)?;
         let id = read_id(&image, &fail)?;
         let (mut state, mut lineage) = (None, 0);
         let (lock, proven_at) = match name.snap {
@@ -356,9 +355,7 @@ impl Kept {
     }
 
     fn may_fence(&self) -> Result<(), ImageError> {
-        let fail = Failing { name: &self.shared.facts.name, user: &self.user };
-        let fenced = self.cluster.fence(NOBODY, 1);
-        fenced.map_err(|errno| fail.at("fence a dead owner of its lock (osd blocklist)", errno))
+        try_to_fence(&self.cluster, &self.user, &self.shared.facts.name)
     }
 
     fn measure(&self) {
@@ -512,6 +509,7 @@ fn own(
     fail: &Failing<'_>,
 ) -> Result<(Claimed, Option<StateKeeper>), ImageError> {
     if let Some(member) = &options.group {
+        FenceRights::of_process().require(cluster, &options.cluster, name)?;
         let claimant = (member, course);
         let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), claimant, fail)?;
         return Ok((claimed, Some(keeper)));
@@ -626,8 +624,24 @@ fn take_lock(
     owner.map(|owner| (owner, began)).ok_or_else(|| fail.at(WHAT, Errno::ENOLCK))
 }
 
+/// Says whether librbd fences the owner of a lock that it breaks. Returns that setting.
+fn set_of_lock(
+    cluster: &Cluster,
+    options: &ImageOptions,
+    fail: &Failing<'_>,
+) -> Result<NeededSetting, ImageError> {
+    let of_lock = if options.group.is_some() { OF_MEMBERS } else { OF_LONE };
+    let set = cluster.set(of_lock.name, of_lock.value);
+    set.map_err(|errno| fail.at("configure a client of Ceph", errno))?;
+    Ok(of_lock)
+}
+
 /// Refuses an image whose own settings, or those of its pool, break one that it needs.
-fn refuse_settings(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageError> {
+fn refuse_settings(
+    image: &OpenImage,
+    of_lock: NeededSetting,
+    fail: &Failing<'_>,
+) -> Result<(), ImageError> {
     let OpenImage { library, handle } = *image;
     let none = ImageSetting { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 };
     let mut settings = vec![none; SETTINGS_MOST];
@@ -642,7 +656,7 @@ fn refuse_settings(image: &OpenImage, fail: &Failing<'_>) -> Result<(), ImageErr
     };
     let known = usize::try_from(count).unwrap_or(0).min(settings.len());
     let listed = settings[..known].iter().map(|one| (shown(one.name), shown(one.value)));
-    let broken = broken_in(listed);
+    let broken = broken_in(listed, of_lock);
     // SAFETY: the list that the call made, which nothing uses any more.
     unsafe { (library.rbd_config_image_list_cleanup)(settings.as_mut_ptr(), count) };
     match broken {

@@ -11,7 +11,8 @@
 //! - Of a group of targets: [`state_object`], the object beside an image with its owner and the
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
 //!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
-//!   members to each other; [`group_look`] reads all of it for people.
+//!   members to each other; [`group_look`] reads all of it for people. [`fence_rights`]: the users
+//!   that may fence.
 //! - [`ownership`]: decisions of these that need no call to a cluster; [`state_record`]: the record
 //!   in the object beside an image.
 //!
@@ -33,6 +34,7 @@ pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
+mod fence_rights;
 pub(crate) mod group_look;
 pub(crate) mod group_member;
 pub mod header_lock;

@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ use super::state_record::{StateRecord, StateText};
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Seconds after which the cluster forgets the watch of a client that it does not hear of.
 const WATCH_SECONDS: u32 = 30;
+/// Time between two tries to begin a watch.
+const WATCH_RETRY: Duration = Duration::from_secs(3);
 
 /// Learns of the questions of other members.
 pub(super) type OnAsk = Box<dyn Fn(AskTicket, Ask) + Send>;
@@ -59,9 +61,10 @@ impl StateKeeper {
         let (orders, received) = mpsc::channel();
         let to_self = orders.clone();
         let spawned = thread::Builder::new().name("rblk-state".to_owned()).spawn(move || {
-            let watch = Watch::begin(&object, to_self.clone());
-            let (tenure, on_ask) = (StateTenure::new(note), None);
-            let mut keeping = Keeping { object: &object, tenure, on_ask, watch, to_self };
+            let (tenure, on_ask, watch, is_unheard) = (StateTenure::new(note), None, None, false);
+            let mut keeping =
+                Keeping { object: &object, tenure, on_ask, watch, is_unheard, to_self };
+            keeping.watch();
             let is_lost = keeping.run(&received);
             // No question comes any more.
             keeping.watch = None;
@@ -120,13 +123,28 @@ struct Keeping<'o> {
     tenure: StateTenure,
     on_ask: Option<OnAsk>,
     watch: Option<Watch<'o>>,
+    // A try to watch has failed since the last watch.
+    is_unheard: bool,
     to_self: Sender<StateOrder>,
 }
 
 impl Keeping<'_> {
     /// Returns whether the image is lost.
     fn run(&mut self, orders: &Receiver<StateOrder>) -> bool {
-        while let Ok(order) = orders.recv() {
+        loop {
+            // Without a watch another member fences this one when a host asks it for the image.
+            let order = match self.watch {
+                Some(_) => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                None => orders.recv_timeout(WATCH_RETRY),
+            };
+            let order = match order {
+                Ok(order) => order,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.watch();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return false,
+            };
             match order {
                 // An error means that nobody waits any more.
                 StateOrder::Read(reply) => drop(reply.send(self.object.record())),
@@ -148,12 +166,33 @@ impl Keeping<'_> {
                 StateOrder::Listen(on_ask) => self.on_ask = Some(on_ask),
                 StateOrder::WatchAnew => {
                     self.watch = None;
-                    self.watch = Watch::begin(self.object, self.to_self.clone());
+                    self.watch();
                 }
                 StateOrder::End(is_lost) => return is_lost,
             }
         }
-        false
+    }
+
+    /// Tries to begin a watch, and says so once if that fails.
+    fn watch(&mut self) {
+        let object = self.object.name();
+        match Watch::begin(self.object, self.to_self.clone()) {
+            Ok(watch) => {
+                self.watch = Some(watch);
+                if std::mem::take(&mut self.is_unheard) {
+                    tracing::info!(object, "other members can ask this one for an image again");
+                }
+            }
+            Err(errno) => {
+                if !std::mem::replace(&mut self.is_unheard, true) {
+                    tracing::warn!(
+                        object, %errno,
+                        "other members cannot ask this one for an image: they fence it when a host asks them for it; \
+                         this one tries again every few seconds"
+                    );
+                }
+            }
+        }
     }
 
     fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
@@ -183,7 +222,7 @@ struct Watch<'o> {
 }
 
 impl<'o> Watch<'o> {
-    fn begin(object: &'o StateObject, orders: Sender<StateOrder>) -> Option<Self> {
+    fn begin(object: &'o StateObject, orders: Sender<StateOrder>) -> Result<Self, Errno> {
         let argument = Box::into_raw(Box::new(orders));
         let mut number = 0;
         // SAFETY: an open pool; the argument lives until the watch has ended.
@@ -199,15 +238,11 @@ impl<'o> Watch<'o> {
             )
         });
         match watched {
-            Ok(_) => Some(Self { object, number, argument }),
+            Ok(_) => Ok(Self { object, number, argument }),
             Err(errno) => {
                 // SAFETY: made above; no watch has it.
                 drop(unsafe { Box::from_raw(argument) });
-                tracing::warn!(
-                    object = object.name(), %errno,
-                    "other members cannot ask this one for an image: they fence it when a host asks them for it"
-                );
-                None
+                Err(errno)
             }
         }
     }
@@ -275,8 +310,8 @@ impl RecordOrders {
                 ),
                 errno => errno.into(),
             }),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(closed()),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::new(
+            Err(RecvTimeoutError::Disconnected) => Err(closed()),
+            Err(RecvTimeoutError::Timeout) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("the cluster did not answer within {} s", DEADLINE.as_secs()),
             )),

@@ -13,7 +13,7 @@ use crate::record::{AtRisk, BootId, KeepError, Keeper, KeeperContent, Revision, 
 use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
 use crate::store::rbd::ownership::lock_proof::PROVEN;
-use crate::store::rbd::{ImageError, ImageOptions, wait_until_closed};
+use crate::store::rbd::{ClusterPlace, ImageError, ImageOptions, wait_until_closed};
 
 const IMAGE: &str = "rbd/v";
 
@@ -21,6 +21,14 @@ fn cluster() -> Cluster {
     let cluster = Cluster::start();
     cluster.run("rbd create --size 1M rbd/v");
     cluster
+}
+
+/// The clients that are fenced, as the cluster lists them. A member asks whether it may fence
+/// others by an entry of an address that nobody has (RFC 5737).
+fn fenced(cluster: &Cluster) -> Vec<String> {
+    let listed = cluster.run("ceph osd blocklist ls");
+    let lines = listed.lines().filter(|line| line.contains(':') && !line.contains("192.0.2.1"));
+    lines.map(ToOwned::to_owned).collect()
 }
 
 fn member(cluster: &Cluster, name: &str, wish: Wish) -> ImageOptions {
@@ -141,12 +149,12 @@ fn with_ceph_an_owner_that_does_not_answer_is_fenced_for_ever() {
     let second = b.record().unwrap().replace(&record(&b, 3), first).unwrap();
     assert_eq!(kept(&b), KeeperContent::Record(record(&b, 3), second));
     // Longer than the hour of librbd.
-    let fenced = cluster.run("ceph osd blocklist ls");
-    let year = |line: &str| line.split_whitespace().nth(1)?.get(..4)?.parse::<u32>().ok();
-    let until: Vec<u32> = fenced.lines().filter_map(year).collect();
+    let fenced = fenced(&cluster);
+    let year = |line: &String| line.split_whitespace().nth(1)?.get(..4)?.parse::<u32>().ok();
+    let until: Vec<u32> = fenced.iter().filter_map(year).collect();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let this_year = 1970 + u32::try_from(now.as_secs() / 31_556_952).unwrap();
-    assert!(!until.is_empty() && until.iter().all(|year| *year >= this_year + 9), "{fenced}");
+    assert!(!until.is_empty() && until.iter().all(|year| *year >= this_year + 9), "{fenced:?}");
     drop((a, b));
     assert!(wait_until_closed(Duration::from_secs(30)));
 }
@@ -176,7 +184,7 @@ fn with_ceph_an_owner_that_answers_hands_over_or_stays_and_is_not_fenced() {
     let b = other.join().unwrap().unwrap();
     println!("handed over in {:?}", begun.elapsed());
     assert_eq!(kept(&b), expected);
-    assert_eq!(cluster.run("ceph osd blocklist ls").trim(), "");
+    assert_eq!(fenced(&cluster), [""; 0]);
     drop(b);
     assert!(wait_until_closed(Duration::from_secs(30)));
     // A client that is no member keeps its lock, and a member that is gone keeps nothing.
@@ -212,7 +220,7 @@ fn with_ceph_an_image_has_another_identity_after_a_group_and_after_a_lone_target
     assert!(identities[1].ends_with("~1") && identities[2].ends_with("~2"), "{identities:?}");
     assert!([second.1, third.1].iter().all(|uuid| *uuid == first.1), "one volume");
     // Members close in good order. A lone target gives nothing back: its client is fenced.
-    assert_eq!(cluster.run("ceph osd blocklist ls").trim().lines().count(), 1);
+    assert_eq!(fenced(&cluster).len(), 1);
 }
 
 /// A host takes a volume over whose owner does not answer members, but may answer its hosts.
@@ -228,6 +236,69 @@ fn with_ceph_nothing_is_served_while_a_former_owner_may_answer_from_its_cache() 
     assert!(begun.elapsed() > PROVEN, "{:?}", begun.elapsed());
     assert!(!b.is_silent(), "it has a newer proof of its own");
     drop((a, b));
+    assert!(wait_until_closed(Duration::from_secs(30)));
+}
+
+/// The object beside an image is gone for a moment, and the watch of its owner with it.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_an_owner_whose_watch_could_not_begin_anew_is_asked_again_later() {
+    let cluster = cluster();
+    let a = Arc::new(open(member(&cluster, "a", Wish::Idle)).unwrap());
+    let asked = Arc::clone(&a);
+    a.on_ask(move |ticket, _| asked.answer(ticket, AskAnswer::Stays, None));
+    let object = object(&a);
+    let attributes = ["rblk.owner", "rblk.epoch"];
+    let values = attributes.map(|name| {
+        cluster.run(&format!("rados -p rbd getxattr {object} {name}")).trim().to_owned()
+    });
+    cluster.run(&format!("rados -p rbd rm {object}"));
+    // The watch breaks, and there is nothing to watch.
+    thread::sleep(Duration::from_secs(2));
+    cluster.run(&format!("rados -p rbd create {object}"));
+    for (name, value) in attributes.iter().zip(&values) {
+        cluster.run(&format!("rados -p rbd setxattr {object} {name} {}", value.replace(' ', "+")));
+    }
+    let watched = || cluster.run(&format!("rados -p rbd listwatchers {object}"));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !watched().contains("watcher=") {
+        assert!(Instant::now() < deadline, "nobody watches");
+        thread::sleep(Duration::from_millis(200));
+    }
+    let error = open(member(&cluster, "b", Wish::TakeOver)).unwrap_err();
+    assert!(matches!(error, ImageError::Elsewhere { .. }), "the owner was asked: {error}");
+    assert_eq!(fenced(&cluster), [""; 0]);
+    a.on_ask(|_, _| {});
+    drop(a);
+    assert!(wait_until_closed(Duration::from_secs(30)));
+}
+
+/// A member whose user may do everything but fence.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_member_that_may_not_fence_owns_no_image() {
+    let cluster = cluster();
+    let keyring = cluster.directory().join("weak.keyring");
+    let made = "ceph auth get-or-create client.weak mon allow+r osd profile+rbd+pool=rbd -o";
+    cluster.run(&format!("{made} {}", keyring.display()));
+    let weak = |options: ImageOptions| {
+        let user = "weak".to_owned();
+        let place = ClusterPlace { user, keyring: Some(keyring.clone()), ..options.cluster };
+        open(ImageOptions { cluster: place, ..options })
+    };
+    for wish in [Wish::Idle, Wish::Fresh, Wish::TakeOver] {
+        let error = weak(member(&cluster, "a", wish)).unwrap_err().to_string();
+        for piece in
+            ["rbd/v: client.weak may not fence", "osd blocklist", "ceph auth caps client.weak mon"]
+        {
+            assert!(error.contains(piece), "{piece:?} is not in: {error}");
+        }
+    }
+    // A target in no group fences nobody, and needs no more than before.
+    drop(weak(cluster.options(IMAGE)).unwrap());
+    assert!(wait_until_closed(Duration::from_secs(30)));
+    cluster.run("ceph auth caps client.weak mon profile+rbd osd profile+rbd+pool=rbd");
+    drop(weak(member(&cluster, "a", Wish::Idle)).unwrap());
     assert!(wait_until_closed(Duration::from_secs(30)));
 }
 
@@ -259,7 +330,7 @@ fn with_ceph_a_claim_that_was_given_up_disturbs_no_owner_when_the_cluster_answer
         }
         thread::sleep(Duration::from_millis(50));
     };
-    assert_eq!(cluster.run("ceph osd blocklist ls").trim(), "");
+    assert_eq!(fenced(&cluster), [""; 0]);
     assert!(a.record().unwrap().replace(&record(&a, 2), first).is_ok(), "A is the owner");
     drop((next, a));
     assert!(wait_until_closed(Duration::from_secs(60)));

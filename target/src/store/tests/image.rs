@@ -73,6 +73,11 @@ impl Cluster {
         assert!(output.status.success(), "{NEEDS}; {what}: {said}");
     }
 
+    /// Its directory, for other files of the test, too.
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     fn conf(&self) -> PathBuf {
         self.directory.path().join("ceph.conf")
     }

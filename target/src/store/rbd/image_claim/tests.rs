@@ -11,7 +11,7 @@ const OBJECTS: usize = 3;
 /// What a record says of a host that comes back.
 const HOLDERS: [Option<AccessMode>; 4] =
     [None, Some(AccessMode::Shared), Some(AccessMode::Exclusive), Some(AccessMode::Exclusive)];
-/// Time that a fence by librbd lasts, as it breaks a lock.
+/// Time that a fence by librbd lasts, as it breaks a lock, unless it is told not to fence.
 const SHORT: u64 = 200;
 /// Time between two looks: several acts of another member.
 const PAUSE: u64 = 10;
@@ -28,6 +28,8 @@ enum Mistake {
     OldMap,
     /// The fence lasts as long as that of librbd.
     ShortFence,
+    /// Librbd fences, too, and first.
+    LibrbdFences,
     /// An owner is not fenced at all, neither by the claim nor by librbd.
     NoFence,
     /// The owner's note is replaced without a comparison, and the lock is taken without a look.
@@ -162,9 +164,10 @@ impl World {
             self.map += 1;
             let (map, now) = (self.map, self.now);
             let entry = self.fenced.entry(client.to_owned()).or_insert((map, until));
-            // A new entry replaces the end of one that is in force, and OSDs know that one.
-            let since = if now < entry.1 { entry.0 } else { map };
-            *entry = (since, until);
+            // One that is in force stays as it is.
+            if now >= entry.1 {
+                *entry = (map, until);
+            }
         }
     }
 
@@ -172,6 +175,13 @@ impl World {
     fn refuses(&self, client: &str, map: u64) -> bool {
         let fence = self.fenced.get(client);
         fence.is_some_and(|(since, until)| map >= *since && self.now < *until)
+    }
+
+    /// Librbd breaks the lock of a client.
+    fn taken_by_librbd(&mut self, by: usize, client: &str) {
+        if self.is(Mistake::LibrbdFences) {
+            self.fence(by, client, self.now + SHORT);
+        }
     }
 
     fn is_alive(&self, client: &str) -> bool {
@@ -204,7 +214,7 @@ impl World {
                     None => true,
                     Some(client) if self.is_alive(&client) => false,
                     Some(client) => {
-                        self.fence(at, &client, self.now + SHORT);
+                        self.taken_by_librbd(at, &client);
                         true
                     }
                 };
@@ -233,7 +243,7 @@ impl World {
                 assert!(!fences || self.fenced.contains_key(&client));
                 let has_it = self.lock.as_ref() == Some(&client);
                 if has_it {
-                    self.fence(at, &client, self.now + SHORT);
+                    self.taken_by_librbd(at, &client);
                     self.lock = None;
                 }
                 Event::Broken(has_it)
@@ -287,7 +297,9 @@ impl World {
         }
         match self.lock.clone() {
             Some(owner) if self.is_alive(&owner) => return,
-            Some(owner) => self.fence(usize::MAX, &owner, self.now + SHORT),
+            // A program that fences for less than a machine is suspended leaves late writes to
+            // those who come after it: nobody lengthens that fence.
+            Some(owner) => self.fence(usize::MAX, &owner, u64::MAX),
             None => {}
         }
         self.clients += 1;
@@ -495,6 +507,7 @@ fn each_mistake_shows() {
         Mistake::ServesBeforeMap,
         Mistake::OldMap,
         Mistake::ShortFence,
+        Mistake::LibrbdFences,
         Mistake::NoFence,
         Mistake::TwoClaims,
         Mistake::CleanLie,
@@ -597,7 +610,8 @@ fn a_host_with_an_old_generation_disturbs_no_owner() {
     let seen = || Event::Seen(note("x"), Some("x".to_owned()));
     outlives(&mut claim);
     assert_eq!(claim.next(seen()), Act::FindWatch("x".to_owned()));
-    assert_eq!(claim.next(Event::Watched(false)), Act::Lock, "it is dead");
+    assert_eq!(claim.next(Event::Watched(false)), Act::Fence("x".to_owned()), "it is dead");
+    assert_eq!(claim.next(Event::Fenced), Act::Lock);
     let elsewhere = Act::End(Outcome::Elsewhere(note("x")));
     assert_eq!(claim.next(Event::Locked(None)), elsewhere, "another member was faster");
 }
@@ -656,13 +670,17 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
         claim.next(Event::Locked(Some("y".to_owned())));
         claim.next(Event::Seen(note("x"), Some("y".to_owned())));
         assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+        if claim.next(Event::Swapped(true)) == Act::ReadHolder {
+            assert!(matches!(claim.next(Event::Holder(holder)), Act::End(Outcome::Owned(_))));
+        }
         assert_eq!(claim.is_unproven(), is_unproven, "{wish:?} {holder:?}");
     }
     // The cluster has dropped a dead owner, or one that the cluster did not reach.
     let mut dead = claim(Wish::Idle, true);
     assert_eq!(dead.next(Event::Seen(note("x"), Some("x".to_owned()))), Act::Ask);
     assert_eq!(dead.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
-    assert_eq!(dead.next(Event::Watched(false)), Act::Lock);
+    assert_eq!(dead.next(Event::Watched(false)), Act::Fence("x".to_owned()));
+    assert_eq!(dead.next(Event::Fenced), Act::Lock);
     dead.next(Event::Locked(Some("y".to_owned())));
     let act = dead.next(Event::Seen(note("x"), Some("y".to_owned())));
     assert_eq!(act, Act::Fence("x".to_owned()));
@@ -673,6 +691,40 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
     free.next(Event::Locked(Some("y".to_owned())));
     assert_eq!(free.next(Event::Seen(note(""), Some("y".to_owned()))), Act::NewestMap);
     assert!(matches!(free.next(Event::HasMap), Act::Swap(..)) && !free.is_unproven());
+}
+
+/// A new owner has other hosts, perhaps, than the one whose record was read.
+#[test]
+fn the_holder_is_read_again_when_the_image_has_another_owner() {
+    let mut claim = claim(Wish::Return(HostId([1; 16]), Generation(3)), true);
+    let seen = Event::Seen(note("x"), Some("x".to_owned()));
+    assert_eq!(asks(&mut claim, seen), Act::Ask);
+    assert_eq!(claim.next(Event::Answered(None)), Act::Look);
+    // Another member was faster, and a host has taken the volume over there.
+    let other = || Event::Seen(OwnerNote { epoch: 8, ..note("z") }, Some("z".to_owned()));
+    assert_eq!(claim.next(other()), Act::ReadHolder);
+    assert_eq!(claim.next(Event::Holder(None)), Act::Ask);
+    assert_eq!(claim.next(Event::Answered(None)), Act::FindWatch("z".to_owned()), "not fenced");
+}
+
+/// The owner goes on after the look: a second host joins there before the fence.
+#[test]
+fn the_record_at_the_end_decides_whether_a_former_owner_may_answer_others() {
+    for last in HOLDERS {
+        let mut claim = claim(Wish::Return(HostId([1; 16]), Generation(3)), true);
+        let seen = Event::Seen(note("x"), Some("x".to_owned()));
+        assert_eq!(asks(&mut claim, seen), Act::Ask);
+        silent(&mut claim);
+        assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
+        claim.next(Event::Broken(true));
+        assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
+        claim.next(Event::Locked(Some("y".to_owned())));
+        claim.next(Event::Seen(note("x"), Some("y".to_owned())));
+        assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+        assert_eq!(claim.next(Event::Swapped(true)), Act::ReadHolder);
+        assert!(matches!(claim.next(Event::Holder(last)), Act::End(Outcome::Owned(_))));
+        assert_eq!(claim.is_unproven(), last != Some(AccessMode::Exclusive), "{last:?}");
+    }
 }
 
 #[test]
@@ -738,8 +790,10 @@ fn a_client_that_is_no_member_keeps_its_lock_while_it_lives() {
         act = match act {
             Act::Look => claim.next(Event::Seen(note("x"), Some("a librbd client".to_owned()))),
             Act::Pause => claim.next(Event::Paused),
-            // Librbd finds it alive.
-            Act::Lock => claim.next(Event::Locked(None)),
+            Act::FindWatch(client) => {
+                assert_eq!(client, "a librbd client");
+                claim.next(Event::Watched(true))
+            }
             end => {
                 assert_eq!(end, Act::End(Outcome::Foreign("a librbd client".to_owned())));
                 return;
@@ -758,9 +812,11 @@ fn the_lock_of_a_dead_client_that_is_not_noted_is_taken_and_no_host_may_resume()
         assert_eq!(claim.next(seen()), Act::Pause);
         assert_eq!(claim.next(Event::Paused), Act::Look);
     }
-    assert_eq!(claim.next(seen()), Act::Lock);
+    assert_eq!(claim.next(seen()), Act::FindWatch("z".to_owned()));
+    // Before librbd fences it for an hour.
+    assert_eq!(claim.next(Event::Watched(false)), Act::Fence("z".to_owned()));
+    assert_eq!(claim.next(Event::Fenced), Act::Lock);
     assert_eq!(claim.next(Event::Locked(Some("y".to_owned()))), Act::Look);
-    // Both are fenced for ever: librbd has fenced one for an hour.
     let locked = Event::Seen(note("x"), Some("y".to_owned()));
     assert_eq!(claim.next(locked), Act::Fence("z".to_owned()));
     assert_eq!(claim.next(Event::Fenced), Act::Fence("x".to_owned()));
@@ -807,7 +863,9 @@ fn a_target_in_no_group_and_a_group_raise_the_lineage_when_one_follows_the_other
         assert_eq!(claim.next(seen()), Act::Pause);
         claim.next(Event::Paused);
     }
-    assert_eq!(claim.next(seen()), Act::Lock);
+    assert_eq!(claim.next(seen()), Act::FindWatch("t".to_owned()));
+    assert_eq!(claim.next(Event::Watched(false)), Act::Fence("t".to_owned()));
+    assert_eq!(claim.next(Event::Fenced), Act::Lock);
     claim.next(Event::Locked(Some("y".to_owned())));
     let locked = Event::Seen(again.clone(), Some("y".to_owned()));
     assert_eq!(claim.next(locked), Act::Fence("t".to_owned()));
