@@ -335,7 +335,7 @@ impl Air {
     pub fn call(&mut self, by: Whose, client: &str, call: Call, purpose: Purpose) {
         let map = of(&self.cluster).clients[client].map;
         let is_slow = matches!(call, Call::Write(..)) && self.now < self.slow_until;
-        let delay = match is_slow && self.random.chance(300) {
+        let delay = match is_slow && self.random.chance(500) {
             true => self.random.within(500, 25_000),
             false => self.random.within(1, 6),
         };

@@ -383,7 +383,12 @@ impl Member {
 
     fn begin_claim(&mut self, air: &mut Air, wish: rblk_target::store::rbd::image_claim::Wish) {
         let is_serve = |due: &DueChange| matches!(due, DueChange::Serve(_));
-        if self.due.iter().any(is_serve) || matches!(self.changing, Some(Changing::Serve(_))) {
+        // An image that is open and not served yet: its claim has not been reported.
+        let is_opening = self.images.values().any(|it| !it.closes && !it.is_loss_heard);
+        if is_opening
+            || self.due.iter().any(is_serve)
+            || matches!(self.changing, Some(Changing::Serve(_)))
+        {
             return;
         }
         match &mut self.claiming {

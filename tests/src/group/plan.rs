@@ -77,6 +77,10 @@ impl Plan {
             let fault = Self::fault(&mut random, members, has_long);
             faults.push((random.within(20, gap), fault));
         }
+        // Late writes matter most where OSDs learn late of a fence.
+        let is_late = matches!(faults.get(1), Some((1_500, Fault::PauseOwner(30_000))));
+        let (write_back, map_delay) =
+            if is_late { (true, 60_000) } else { (write_back, map_delay) };
         Self { seed, members, write_back, retain, map_delay, faults }
     }
 
@@ -101,9 +105,11 @@ impl Plan {
             // Late writes of an owner before the last one.
             3 => vec![
                 (gap, Fault::Slow(30_000)),
-                (gap, Fault::PauseOwner(30_000)),
-                (8_000, Fault::Move),
-                (gap, Fault::Move),
+                (1_500, Fault::PauseOwner(30_000)),
+                (6_050, Fault::Move),
+                (150, Fault::Move),
+                (150, Fault::Move),
+                (150, Fault::Move),
             ],
             _ => Vec::new(),
         }
