@@ -35,6 +35,8 @@ pub enum Purpose {
     StillHas(u64),
     /// To look after the lock of an image.
     Look(u64),
+    /// To see whether an image may be given back.
+    Close(u64),
     /// For an op of a block of an image: a write-back has no number.
     Data(u64, usize, Option<u64>),
 }
@@ -165,6 +167,8 @@ pub enum Event {
     ClientLearns(String, u64),
     /// librbd takes the lock again.
     TakesAgain(String),
+    /// A member is stopped.
+    Stops(usize, u64),
     /// A fault ends.
     Heals(Healing),
     /// The next fault of the plan.
@@ -245,6 +249,8 @@ pub struct Air {
     pub map_delay: u64,
     /// The next lock that is taken is lost for so long, soon.
     pub drop_after_lock: Option<u64>,
+    /// The next member that has the lock and waits for the map is stopped for so long.
+    pub stop_claim: Option<u64>,
     known_map: u64,
     /// Clients made so far.
     pub made: u64,
@@ -282,6 +288,7 @@ impl Air {
             slow_until: 0,
             map_delay: plan.map_delay,
             drop_after_lock: None,
+            stop_claim: None,
             known_map: 1,
             made: 0,
             numbers: 0,
@@ -328,7 +335,7 @@ impl Air {
     pub fn call(&mut self, by: Whose, client: &str, call: Call, purpose: Purpose) {
         let map = of(&self.cluster).clients[client].map;
         let is_slow = matches!(call, Call::Write(..)) && self.now < self.slow_until;
-        let delay = match is_slow && self.random.chance(300) {
+        let delay = match is_slow && self.random.chance(500) {
             true => self.random.within(500, 25_000),
             false => self.random.within(1, 6),
         };
@@ -348,9 +355,17 @@ impl Air {
         let Sent { by, client, map, call, purpose } = sent;
         let answer = of(&self.cluster).carry_out(&client, map, &call);
         let is_lock = call == Call::Acquire && answer == Answer::Done(true);
+        let purpose_is_claim = purpose == Purpose::Claim;
         let reply = Event::Answered(by, client.clone(), purpose, answer);
         let delay = self.random.within(1, 6);
         self.after(delay, reply);
+        let waits = call == Call::NewestMap && purpose_is_claim;
+        if let (true, Some(long)) = (waits && self.has_lock(&client), self.stop_claim) {
+            self.stop_claim = None;
+            let lost = Event::TakesAgain(String::new());
+            self.after(0, lost);
+            self.after(0, Event::Stops(by.member, long));
+        }
         if let (true, Some(long)) = (is_lock, self.drop_after_lock) {
             self.drop_after_lock = None;
             let delay = self.random.within(0, 20);
@@ -358,6 +373,10 @@ impl Air {
             self.after(delay + long, Event::TakesAgain(client));
         }
         self.spread_maps();
+    }
+
+    fn has_lock(&self, client: &str) -> bool {
+        of(&self.cluster).lock().is_some_and(|lock| lock.address == client)
     }
 
     /// OSDs and clients will learn of new maps.

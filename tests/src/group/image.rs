@@ -24,6 +24,8 @@ pub struct OpenImage {
     pub client: String,
     /// The note of this member.
     pub note: OwnerNote,
+    /// Its lock, with this client as the owner.
+    pub owner: LockOwner,
     /// The looks at its lock.
     pub looks: LockLooks,
     /// A look is under way since then, and found this owner so far.
@@ -40,6 +42,8 @@ pub struct OpenImage {
     pub ops: u64,
     /// Nothing uses it any more: it closes when its ops have ended.
     pub closes: bool,
+    /// The note beside it is as it is to be left.
+    pub is_noted: bool,
     /// The record beside it.
     pub text: ImageText,
 }
@@ -64,7 +68,8 @@ impl OpenImage {
             number,
             client: client.to_owned(),
             note,
-            looks: LockLooks::since(owner),
+            looks: LockLooks::since(owner.clone()),
+            owner,
             looking: None,
             proof: LockProof::at(proven_at),
             is_lost: false,
@@ -72,6 +77,7 @@ impl OpenImage {
             listens: false,
             ops: 0,
             closes: false,
+            is_noted: false,
             text,
         }
     }

@@ -118,6 +118,14 @@ impl Initiator {
         })
     }
 
+    /// Whether it has a mount that has the volume, or is to get it by force.
+    #[must_use]
+    pub fn is_mounting(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| {
+            !mount.is_fenced && (mount.take_over || mount.course.is_some() || mount.down.is_some())
+        })
+    }
+
     /// The requests that have not ended.
     #[must_use]
     pub fn outstanding(&self) -> usize {
@@ -151,13 +159,6 @@ impl Initiator {
             requests: Vec::new(),
             unflushed: BTreeMap::new(),
         });
-    }
-
-    /// Ends a mount that does not have the volume.
-    pub fn give_up(&mut self, air: &mut Air) {
-        if !self.has_volume() {
-            self.unmount(air);
-        }
     }
 
     fn unmount(&mut self, air: &mut Air) {

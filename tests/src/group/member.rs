@@ -23,6 +23,7 @@ use rblk_target::record::{
 use rblk_target::store::StoreIdentity;
 use rblk_target::store::rbd::image_claim::AskAnswer;
 use rblk_target::store::rbd::lock_look::Verdict;
+use rblk_target::store::rbd::ownership::lock_proof::BeforeClose;
 use rblk_target::store::rbd::state_record::StateRecord;
 use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex, VolumeIndex};
 use rblk_target::volume::{CacheMode, Placement, Volume};
@@ -382,7 +383,12 @@ impl Member {
 
     fn begin_claim(&mut self, air: &mut Air, wish: rblk_target::store::rbd::image_claim::Wish) {
         let is_serve = |due: &DueChange| matches!(due, DueChange::Serve(_));
-        if self.due.iter().any(is_serve) || matches!(self.changing, Some(Changing::Serve(_))) {
+        // An image that is open and not served yet: its claim has not been reported.
+        let is_opening = self.images.values().any(|it| !it.closes && !it.is_loss_heard);
+        if is_opening
+            || self.due.iter().any(is_serve)
+            || matches!(self.changing, Some(Changing::Serve(_)))
+        {
             return;
         }
         match &mut self.claiming {
@@ -450,6 +456,13 @@ impl Member {
             }
             Purpose::StillHas(number) => self.still_has(air, number, &answer),
             Purpose::Look(number) => self.looked(air, number, answer),
+            Purpose::Close(number) => {
+                let own = self.images.get(&number).map(|image| image.owner.clone());
+                match answer == Answer::Lock(own) {
+                    true => self.job(air, Job::GiveBack(number)),
+                    false => self.keeps_note(air, number),
+                }
+            }
             Purpose::Data(number, block, op) => {
                 if let Some(image) = self.images.get_mut(&number) {
                     image.ops -= 1;
@@ -575,26 +588,30 @@ impl Member {
         if std::mem::replace(&mut image.closes, true) {
             return;
         }
-        // After a pause of this machine the loss may not be known yet.
-        if image.is_silent(air.now) {
-            image.text.close();
-            let client = image.client.clone();
-            if let Some(it) = of(&air.cluster).clients.get_mut(&client) {
-                it.watches_state = false;
+        match BeforeClose::of(image.is_lost, image.is_silent(air.now)) {
+            BeforeClose::GiveBack => self.job(air, Job::GiveBack(number)),
+            BeforeClose::Look => {
+                let client = image.client.clone();
+                air.call(self.whose, &client, Call::ReadLock, Purpose::Close(number));
             }
-            image.note.client.clear();
-            return;
+            BeforeClose::Nothing => self.keeps_note(air, number),
         }
-        self.job(air, Job::GiveBack(number));
+    }
+
+    /// An image is not given back.
+    fn keeps_note(&mut self, air: &Air, number: u64) {
+        let Some(image) = self.images.get_mut(&number) else { return };
+        image.text.close();
+        image.is_noted = true;
+        if let Some(it) = of(&air.cluster).clients.get_mut(&image.client) {
+            it.watches_state = false;
+        }
     }
 
     /// Closes images that nothing uses, when their ops have ended.
     fn close_quiet(&mut self, air: &Air) {
         let is_over = |image: &OpenImage| {
-            image.closes
-                && image.ops == 0
-                && image.note.client.is_empty()
-                && image.looking.is_none()
+            image.closes && image.ops == 0 && image.is_noted && image.looking.is_none()
         };
         let over: Vec<u64> =
             self.images.values().filter(|it| is_over(it)).map(|it| it.number).collect();
@@ -682,12 +699,8 @@ impl Member {
             Job::GiveBack(number) => {
                 if let Some(image) = self.images.get_mut(&number) {
                     image.text.give_back();
-                    image.text.close();
-                    image.note.client.clear();
-                    if let Some(it) = of(&air.cluster).clients.get_mut(&image.client) {
-                        it.watches_state = false;
-                    }
                 }
+                self.keeps_note(air, number);
             }
         }
         self.begin_job(air);
@@ -743,8 +756,10 @@ impl Member {
 
     fn settle(&mut self, air: &mut Air) {
         if !self.settles.is_empty() && self.serving.as_ref().is_none_or(|it| !it.has_dirty()) {
+            let is_lost = self.serving.as_ref().is_some_and(|it| it.is_let_go);
+            let result = if is_lost { Err("the image is lost".to_owned()) } else { Ok(()) };
             for ticket in std::mem::take(&mut self.settles) {
-                self.core.settled(ticket, Ok(()));
+                self.core.settled(ticket, result.clone());
             }
             self.news(air, ControlNews::GoOn);
         }
@@ -860,8 +875,11 @@ impl Member {
             VolumeStep::Quiet => serving.is_none_or(|it| !it.is_busy()),
             _ => return false,
         };
+        // Dirty blocks of an image that is lost are not written.
+        let is_lost = step == VolumeStep::WriteBack && serving.is_some_and(|it| it.is_let_go);
         if is_done {
-            self.stepped(air, Ok(()));
+            let result = if is_lost { Err("the image is lost".to_owned()) } else { Ok(()) };
+            self.stepped(air, result);
         }
         is_done
     }

@@ -33,6 +33,10 @@ pub enum Fault {
     DropLock(u64),
     /// librbd loses the next lock for a moment, as soon as it has it.
     DropNextLock(u64),
+    /// The next member that has the lock and waits for the map is stopped, and loses the lock.
+    StopNextClaim(u64),
+    /// Every member but the owner dies.
+    KillOthers(u64),
     /// Other members cannot ask the owner.
     Watch(u64),
     /// Some writes take long.
@@ -67,13 +71,64 @@ impl Plan {
         let map_delay = [50, 2_000, 60_000][random.index(3)];
         let count = random.within(3, 12);
         let has_long = random.chance(30);
-        let mut faults = Vec::new();
+        let mut faults = Self::story(&mut random);
         for _ in 0..count {
             let gap = [300, 2_000, 15_000][random.index(3)];
             let fault = Self::fault(&mut random, members, has_long);
             faults.push((random.within(20, gap), fault));
         }
+        // Late writes matter most where OSDs learn late of a fence.
+        let is_late = matches!(faults.get(1), Some((1_500, Fault::PauseOwner(30_000))));
+        let (write_back, map_delay) =
+            if is_late { (true, 60_000) } else { (write_back, map_delay) };
         Self { seed, members, write_back, retain, map_delay, faults }
+    }
+
+    /// In two plans of five, faults that go together.
+    fn story(random: &mut Random) -> Vec<(u64, Fault)> {
+        let gap = random.within(50, 1_500);
+        match random.below(10) {
+            // Its hosts still reach the owner while another member is about to serve.
+            0 => vec![
+                (gap, Fault::CutOwner(40_000)),
+                (gap, Fault::Mount(1, true)),
+                (25_000, Fault::Slow(10)),
+            ],
+            // Two members claim at once.
+            1 => vec![(gap, Fault::StopNextClaim(random.within(4_000, 9_000))), (gap, Fault::Move)],
+            // The only member takes the image back while its own writes are late.
+            2 => vec![
+                (gap, Fault::Slow(30_000)),
+                (gap, Fault::KillOthers(40_000)),
+                (gap, Fault::DropLock(random.within(10, 1_500))),
+            ],
+            // Late writes of an owner before the last one.
+            3 => vec![
+                (gap, Fault::Slow(30_000)),
+                (1_500, Fault::PauseOwner(30_000)),
+                (6_050, Fault::Move),
+                (150, Fault::Move),
+                (150, Fault::Move),
+                (150, Fault::Move),
+            ],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether no fault of it is a reason to fence a mount: no process dies, nobody takes the volume
+    /// over, no lock is lost, and nothing is stopped or cut off for as long as the cluster waits for
+    /// a client.
+    #[must_use]
+    pub fn is_gentle(&self) -> bool {
+        self.faults.iter().all(|(_, fault)| match fault {
+            Fault::Move | Fault::Watch(_) | Fault::Slow(_) | Fault::Host(..) => true,
+            Fault::Link(..) | Fault::LinkOwner(_) => true,
+            Fault::Pause(_, time) | Fault::PauseOwner(time) => *time < 25_000,
+            Fault::Cut(_, time) | Fault::CutOwner(time) => *time < 25_000,
+            Fault::Mount(_, take_over) => !take_over,
+            Fault::Kill(..) | Fault::KillOwner(_) | Fault::KillOthers(_) => false,
+            Fault::DropLock(_) | Fault::DropNextLock(_) | Fault::StopNextClaim(_) => false,
+        })
     }
 
     fn fault(random: &mut Random, members: usize, has_long: bool) -> Fault {

@@ -17,7 +17,8 @@ pub struct MountId(pub u64);
 #[derive(Clone, Debug, Default)]
 struct Block {
     allowed: BTreeSet<u64>,
-    // Acknowledged values, the durable one first, with the time of each.
+    // Acknowledged values, the durable one first, with the time of each. The latest time: a FLUSH
+    // says nothing of the value, which may be lost.
     history: Vec<(u64, u64)>,
     is_doubtful: bool,
 }
@@ -83,6 +84,7 @@ impl Register {
             for block in 0..BLOCKS {
                 let values: Vec<u64> = self.blocks[block].history.iter().map(|it| it.0).collect();
                 self.allow(block, &values);
+                self.blocks[block].history.iter_mut().for_each(|(_, at)| *at = u64::MAX);
                 self.blocks[block].is_doubtful = true;
             }
         }
@@ -156,7 +158,8 @@ impl Register {
             it.allowed = BTreeSet::from([value]);
             let at = it.history.last().map_or(0, |last| last.1);
             if it.is_doubtful {
-                it.history = vec![(value, at)];
+                // The target had nothing of it in memory.
+                it.history = vec![(value, 0)];
             } else if it.history.iter().all(|(known, _)| *known != value) {
                 it.history.push((value, at));
             }

@@ -45,7 +45,7 @@ pub(super) struct Serving {
     flushes: Vec<(MemberOp, BTreeSet<usize>)>,
     // Requests that came while nothing proved the lock.
     kept: Vec<MemberOp>,
-    is_let_go: bool,
+    pub is_let_go: bool,
 }
 
 impl Serving {

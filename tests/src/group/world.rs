@@ -227,6 +227,7 @@ impl World {
                     false => cluster.take_again(&client),
                 }
             }
+            Event::Stops(member, time) => self.strike(Fault::Pause(member, time)),
             Event::Heals(healing) => self.heals(healing),
             Event::Fault => self.next_fault(),
             Event::Tick => self.tick(),
@@ -323,6 +324,10 @@ impl World {
         self.members.iter().position(|it| it.as_ref().is_some_and(Member::serves))
     }
 
+    fn is_owner(&self, member: usize) -> bool {
+        self.members[member].as_ref().is_some_and(Member::serves)
+    }
+
     fn next_fault(&mut self) {
         let Some((_, fault)) = self.plan.faults.get(self.fault).copied() else {
             self.calm_at = Some(self.air.now);
@@ -388,6 +393,12 @@ impl World {
                 }
             }
             Fault::DropNextLock(time) => air.drop_after_lock = Some(time),
+            Fault::StopNextClaim(time) => air.stop_claim = Some(time),
+            Fault::KillOthers(time) => {
+                let others = (0..self.members.len()).filter(|at| !self.is_owner(*at));
+                let others: Vec<usize> = others.collect();
+                others.into_iter().for_each(|member| self.kill(member, time));
+            }
             Fault::Watch(time) => {
                 let mut cluster = of(&air.cluster);
                 let owner = cluster.note().client;
@@ -459,6 +470,7 @@ impl World {
         let calm = self.air.now;
         self.air.log.add("calm", [0; 3]);
         (self.air.slow_until, self.air.drop_after_lock) = (0, None);
+        self.air.stop_claim = None;
         for member in 0..self.members.len() {
             self.heals(Healing::Start(member));
             self.heals(Healing::Continue(member));
@@ -466,11 +478,10 @@ impl World {
             (0..HOSTS).for_each(|host| self.heals(Healing::Link(host, member)));
         }
         (0..HOSTS).for_each(|host| self.heals(Healing::Host(host)));
-        if !self.hosts.iter().any(Initiator::has_volume) {
-            self.hosts.iter_mut().for_each(|host| host.give_up(&mut self.air));
-            self.hosts[0].mount(&mut self.air, true);
-        }
         while self.air.now < calm + RECOVERY {
+            if !self.hosts.iter().any(Initiator::is_mounting) {
+                self.hosts[0].mount(&mut self.air, true);
+            }
             self.step();
         }
         self.check_end("a request does not end");
@@ -482,6 +493,10 @@ impl World {
             self.step();
         }
         self.check_end("the last reads do not end");
+        let fenced = self.hosts.iter().any(|host| host.fenced > 0);
+        if self.plan.is_gentle() && fenced {
+            self.air.wrong("a mount is fenced for nothing");
+        }
     }
 
     fn check_end(&self, what: &str) {

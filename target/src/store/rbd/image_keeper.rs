@@ -31,6 +31,7 @@ use super::needed_setting::{NeededSetting, OF_LONE, OF_MEMBERS, broken_in};
 use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
+use super::ownership::lock_proof::BeforeClose;
 use super::ownership::owner_note::OwnerNote;
 use super::ownership::state_change::StatePlace;
 use super::state_keeper::{Asking, ImageRecord, StateKeeper};
@@ -246,6 +247,8 @@ struct Kept {
     // Gives the image back before the lock: a claim in between would fence this client.
     state: Option<StateKeeper>,
     image: OpenImage,
+    // The lock, with this client as its owner.
+    held: Option<(HeaderLock, LockOwner)>,
     _pool: Pool,
     cluster: Cluster,
     user: String,
@@ -313,6 +316,7 @@ impl Kept {
         let shared = Arc::new(Shared::new(facts, size));
         shared.proven(proven_at);
         let group = state.as_ref().map(|keeper| group_of(keeper, name, &shared.facts));
+        let held = again((&cluster, name, &id), lock.as_ref(), &fail)?;
         let looker = Looker::begin(Arc::clone(&shared), lock);
         let looker =
             looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;
@@ -323,6 +327,7 @@ impl Kept {
             _watch: watch,
             state,
             image,
+            held,
             _pool: pool,
             cluster,
             user: options.cluster.user.clone(),
@@ -348,9 +353,22 @@ impl Kept {
                 Order::Close => break,
             }
         }
-        // After a pause of this machine the loss may not be known yet.
-        if let (true, Some(state)) = (self.shared.is_silent(), &mut self.state) {
+        if let (false, Some(state)) = (self.may_give_back(), &mut self.state) {
             state.lose();
+        }
+    }
+
+    /// Whether the image still belongs to this client. May block as long as the cluster does.
+    fn may_give_back(&self) -> bool {
+        match BeforeClose::of(self.shared.is_lost(), self.shared.is_silent()) {
+            BeforeClose::GiveBack => true,
+            BeforeClose::Look => {
+                let has_it = |(lock, own): &(HeaderLock, LockOwner)| {
+                    lock.owner().is_ok_and(|owner| owner.as_ref() == Some(own))
+                };
+                self.held.as_ref().is_some_and(has_it)
+            }
+            BeforeClose::Nothing => false,
         }
     }
 
@@ -397,6 +415,18 @@ impl Kept {
         shared.measured(measure(&self.image).map_err(fail)?);
         Ok(())
     }
+}
+
+/// The lock once more, for another thread.
+fn again(
+    (cluster, name, id): (&Cluster, &ImageName, &str),
+    lock: Option<&(HeaderLock, LockOwner)>,
+    fail: &Failing<'_>,
+) -> Result<Option<(HeaderLock, LockOwner)>, ImageError> {
+    let Some((_, owner)) = lock else { return Ok(None) };
+    let lock = HeaderLock::of(cluster, name, id);
+    let lock = lock.map_err(|errno| fail.at("look at its exclusive lock", errno))?;
+    Ok(Some((lock, owner.clone())))
 }
 
 /// Makes errors of one image.

@@ -46,9 +46,43 @@ pub fn former_answers_for(took: u64, now: u64) -> Duration {
     (Duration::from_millis(took) + FORMER_ANSWERS).saturating_sub(Duration::from_millis(now))
 }
 
+/// What the owner of an image does before it closes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BeforeClose {
+    /// It notes that nobody owns the image. Every write of it has ended, and its hosts go on at the
+    /// next owner.
+    GiveBack,
+    /// It looks at the lock first: after a pause of this machine, or of the way to the cluster, a
+    /// loss may not be known yet. With the lock that it took, it gives the image back.
+    Look,
+    /// Nothing: another client may have the image. The next owner finds the note of one that has
+    /// not the lock any more, and lets no host resume.
+    Nothing,
+}
+
+impl BeforeClose {
+    /// That of an image that is lost, or whose last proof of the lock is too old.
+    #[must_use]
+    pub fn of(is_lost: bool, is_stale: bool) -> Self {
+        match (is_lost, is_stale) {
+            (true, _) => Self::Nothing,
+            (false, true) => Self::Look,
+            (false, false) => Self::GiveBack,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_owner_gives_back_only_what_it_may_still_have() {
+        assert_eq!(BeforeClose::of(true, false), BeforeClose::Nothing);
+        assert_eq!(BeforeClose::of(true, true), BeforeClose::Nothing);
+        assert_eq!(BeforeClose::of(false, true), BeforeClose::Look);
+        assert_eq!(BeforeClose::of(false, false), BeforeClose::GiveBack);
+    }
 
     #[test]
     fn a_lock_is_proven_for_ten_seconds() {
