@@ -1,6 +1,6 @@
 //! The simulation finds each deliberate fault of [`Mutation`], but for those of records, which the
-//! model of runs finds, those of ways, which [`several_ways`] finds, and those of groups of targets,
-//! which [`group`] finds. A fault that none finds is a hole in them.
+//! model of runs finds, those of ways, which [`several_ways`] finds, and those of groups of
+//! targets, which [`group`] finds. A fault that none finds is a hole in them.
 //!
 //! ```text
 //! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture

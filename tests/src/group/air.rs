@@ -315,7 +315,7 @@ impl Air {
     }
 
     /// The next event.
-    pub fn next(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<Event> {
         let Due(at, _, event) = self.queue.pop()?;
         self.now = at;
         self.log.at(at);

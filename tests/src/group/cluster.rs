@@ -1,8 +1,9 @@
-//! [`Cluster`]: the model of a Ceph cluster with one image: its monitors, objects, lock and watches.
+//! [`Cluster`]: the model of a Ceph cluster with one image: its monitors, objects, lock and
+//! watches.
 //!
-//! - A map of OSDs says which clients are fenced. An object has the newest map that its OSD knows. It
-//!   learns of a newer one with the first call by it, or after a while, and refuses a fenced client
-//!   only then.
+//! - A map of OSDs says which clients are fenced. An object has the newest map that its OSD knows.
+//!   It learns of a newer one with the first call by it, or after a while, and refuses a fenced
+//!   client only then.
 //! - A call has the map that its client had when it was sent.
 //! - Breaking a lock fences its owner for an hour, in the place of any longer fence.
 //! - The cluster forgets the watches of a client that it has not heard of for 30 s.

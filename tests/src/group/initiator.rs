@@ -135,11 +135,9 @@ impl Initiator {
 
     /// Mounts the volume, if the host has no living mount.
     pub fn mount(&mut self, air: &mut Air, take_over: bool) {
-        if let Some(mount) = &mut self.mount {
-            if !mount.is_fenced {
-                mount.take_over |= take_over && mount.course.is_none() && mount.down.is_none();
-                return;
-            }
+        if let Some(mount) = self.mount.as_mut().filter(|mount| !mount.is_fenced) {
+            mount.take_over |= take_over && mount.course.is_none() && mount.down.is_none();
+            return;
         }
         self.unmount(air);
         let id = MountId(air.number());
@@ -520,11 +518,11 @@ impl Initiator {
         if mount.is_fenced || mount.down.is_some() {
             return;
         }
-        if let Some(connection) = mount.connection {
-            if is_lost(air, self.host, mount.address) {
-                air.log.add("loses its target", [self.host as u64, connection, 0]);
-                self.lose(air);
-            }
+        if let Some(connection) = mount.connection
+            && is_lost(air, self.host, mount.address)
+        {
+            air.log.add("loses its target", [self.host as u64, connection, 0]);
+            self.lose(air);
         }
         let Some(mount) = &self.mount else { return };
         if let Some(trying) = &mount.trying

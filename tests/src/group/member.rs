@@ -1,5 +1,6 @@
 //! [`Member`]: a process of a target of the group: the product's control and records, and between
-//! them the calls of the control's threads. Its claims, its image and its blocks are in other files.
+//! them the calls of the control's threads. Its claims, its image and its blocks are in other
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -798,11 +799,11 @@ impl Member {
         if self.changing.is_some() {
             return false;
         }
-        if let Some(which) = self.lost_volume.take() {
-            if self.core.volume(which).is_some() {
-                let name = volume_name().to_string();
-                return self.change(air, &VolumeChange::Lose { name, which }, Changing::Lose);
-            }
+        if let Some(which) = self.lost_volume.take()
+            && self.core.volume(which).is_some()
+        {
+            let name = volume_name().to_string();
+            return self.change(air, &VolumeChange::Lose { name, which }, Changing::Lose);
         }
         if self.due.is_empty() {
             return false;

@@ -3,10 +3,10 @@
 //! | part | content | product code in it |
 //! |---|---|---|
 //! | [`plan`] | the parts of a run and its faults | - |
-//! | [`cluster`] | monitors, objects, lock, watches and fences of a cluster | changes of the object beside the image |
+//! | [`cluster`] | monitors, objects, lock, watches, fences | changes of the object beside the image |
 //! | [`claiming`] | the claim of a member | the claim, the calls of a fence |
-//! | [`image`] | an image that a member has open | looks at the lock, its proof, the owner's writes, the record |
-//! | [`member`] | a process of a target | control, holders, records, changes of volumes, answers to members |
+//! | [`image`] | an open image | looks at the lock, its proof, the owner's writes, the record |
+//! | [`member`] | a target's process | control, holders, records, changes, answers to members |
 //! | [`serving`] | its cache and the ops of its blocks | - |
 //! | [`initiator`] | a mount | the course of its reconnects |
 //! | [`register`] | the judge of what hosts read | - |
@@ -25,6 +25,7 @@
 //! Here a connection carries commands and requests alike, and a cache has six blocks.
 
 pub mod air;
+mod block_ops;
 pub mod claiming;
 pub mod cluster;
 pub mod image;

@@ -115,9 +115,9 @@ impl Plan {
         }
     }
 
-    /// Whether no fault of it is a reason to fence a mount: no process dies, nobody takes the volume
-    /// over, no lock is lost, and nothing is stopped or cut off for as long as the cluster waits for
-    /// a client.
+    /// Whether no fault of it is a reason to fence a mount: no process dies, nobody takes the
+    /// volume over, no lock is lost, and nothing is stopped or cut off for as long as the cluster
+    /// waits for a client.
     #[must_use]
     pub fn is_gentle(&self) -> bool {
         self.faults.iter().all(|(_, fault)| match fault {

@@ -150,7 +150,7 @@ impl World {
 
     /// Lets one thing happen.
     fn step(&mut self) {
-        let event = self.air.next().expect("there is a tick");
+        let event = self.air.next_event().expect("there is a tick");
         self.events += 1;
         self.happens(event);
         let late = of(&self.air.cluster).late_write.take();

@@ -1,6 +1,6 @@
-//! A group of two targets in front of a Ceph cluster with three OSDs, and two mounts that know them:
-//! fio verifies one disk, and a file on ext4 on the other, while OSDs are killed, the owner is
-//! killed, stands still and hands over, and cables are cut.
+//! A group of two targets in front of a Ceph cluster with three OSDs, and two mounts that know
+//! them: fio verifies one disk, and a file on ext4 on the other, while OSDs are killed, the owner
+//! is killed, stands still and hands over, and cables are cut.
 //!
 //! Nothing fails at the application, no byte is wrong, and the images are what the disks were. The
 //! longest stall of each kind of event is printed.

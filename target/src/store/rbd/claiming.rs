@@ -125,8 +125,9 @@ pub(super) fn claim(
 /// Waits until no former owner answers a host from its cache any more. Returns whether this client
 /// still has the lock then, and when.
 ///
-/// A former owner answers for [`PROVEN`](super::ownership::lock_proof::PROVEN) after the last look that proved its lock, whether or not
-/// the cluster reaches it. That look was before this client had the lock.
+/// A former owner answers for [`PROVEN`](super::ownership::lock_proof::PROVEN) after the last look
+/// that proved its lock, whether or not the cluster reaches it. That look was before this client
+/// had the lock.
 pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Result<bool, Errno> {
     let left = former_answers_for(claimed.proven_at, boot_ms());
     tracing::info!(

@@ -1,5 +1,5 @@
-//! [`OwnerNote`]: the member of a group that owns an image, as the object beside the image names it.
-//! Pure.
+//! [`OwnerNote`]: the member of a group that owns an image, as the object beside the image names
+//! it. Pure.
 
 use serde::{Deserialize, Serialize};
 

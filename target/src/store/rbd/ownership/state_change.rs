@@ -1,5 +1,5 @@
-//! [`StateChange`]: one operation on the object beside an image, which compares and then writes, and
-//! [`StatePlace`], where the object is: in a cluster, or in a simulation. Pure.
+//! [`StateChange`]: one operation on the object beside an image, which compares and then writes,
+//! and [`StatePlace`], where the object is: in a cluster, or in a simulation. Pure.
 
 use nix::errno::Errno;
 use rblk_protocol::Mutation;
