@@ -12,8 +12,8 @@
 //! target is back.
 //!
 //! A volume that comes back with another write verifier may have lost acknowledged writes that no
-//! FLUSH covered. Before the queues go on, those writes are written again (`retain`), or FLUSHes
-//! fail (`on_loss`).
+//! FLUSH covered. FormerServer the queues go on, those writes are written again (`retain`), or
+//! FLUSHes fail (`on_loss`).
 //!
 //! ```text
 //! run, recover -> waiting, begin              a Mount with its first session
@@ -61,7 +61,7 @@ use note::neighbour;
 use rblk_operate::mount::configured::Configured;
 use rblk_operate::mount::lock::MountLock;
 use rblk_operate::mount::mount_status::MountStatus;
-use recover::Before;
+use recover::FormerServer;
 pub use recover::check;
 use serving::{DeviceHandOver, Serving};
 use socket::MountSocket;
@@ -100,12 +100,13 @@ pub async fn run(
     let config = &configured.config;
     let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, false).await?;
-    // Before anything is asked of the target.
+    // FormerServer anything is asked of the target.
     let same = |note: Option<&note::Note>| note.is_some_and(|note| recover::is_same(note, config));
     let claimed = leftovers::claim(&lock, |note| Purpose::Mount { same: same(note) })?;
     let serving = match claimed {
         Claimed::Waiting(note) => {
-            recover::take_over(lock, (*note, Before::Ended), Some(configured), &mut signals).await?
+            recover::take_over(lock, (*note, FormerServer::Ended), Some(configured), &mut signals)
+                .await?
         }
         Claimed::Free | Claimed::Cleared => {
             kernel_guard::must_serve_disks(consent.any_kernel)?;
@@ -130,7 +131,7 @@ pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyh
     let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, inherited).await?;
     // Only a process that hands a device over leaves its lock to this one.
-    let before = if inherited { Before::Itself } else { Before::Ended };
+    let before = if inherited { FormerServer::Itself } else { FormerServer::Ended };
     let serving = recover::resume(lock, before, &mut signals).await?;
     serve(serving, &mut signals, on_ready).await
 }
@@ -203,6 +204,6 @@ async fn serve(
         let Some(DeviceHandOver { lock, program }) = ended else { return Ok(()) };
         let error = upgrade::become_program(&program, &lock);
         tracing::error!(%error, program = %program.display(), "cannot hand over; going on");
-        serving = recover::resume(lock, Before::Itself, signals).await?;
+        serving = recover::resume(lock, FormerServer::Itself, signals).await?;
     }
 }

@@ -56,7 +56,7 @@ struct Mismatch {
 
 /// The server of the device before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum FormerServer {
     /// A process that ended.
     Ended,
     /// This process, which handed the device over: as another program, or as this one, because it
@@ -85,7 +85,7 @@ pub(super) async fn lock(name: &str, inherited: bool) -> anyhow::Result<MountLoc
 /// which then stays for another try.
 pub(super) async fn resume(
     lock: MountLock,
-    before: Before,
+    before: FormerServer,
     signals: &mut EndSignals,
 ) -> anyhow::Result<Serving> {
     let Claimed::Waiting(note) = claim(&lock, |_| Purpose::Recover)? else {
@@ -117,7 +117,7 @@ pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
 /// without it, they come from the note, and the keys from the file of the note.
 pub(super) async fn take_over(
     lock: MountLock,
-    (note, before): (Note, Before),
+    (note, before): (Note, FormerServer),
     configured: Option<&Configured>,
     signals: &mut EndSignals,
 ) -> anyhow::Result<Serving> {
@@ -140,9 +140,9 @@ pub(super) async fn take_over(
 }
 
 /// Logs the takeover.
-fn tell(device: &str, note: &Note, before: Before) {
+fn tell(device: &str, note: &Note, before: FormerServer) {
     let times = recovered_times(note);
-    if before == Before::Itself {
+    if before == FormerServer::Itself {
         tracing::info!(rblk_event = "hand-over", device, times, "goes on with its device");
     } else {
         let dead = note.pid;

@@ -3,7 +3,7 @@
 //! | part | content | product code in it |
 //! |---|---|---|
 //! | [`plan`] | the parts of a run and its faults | - |
-//! | [`cluster`] | monitors, objects, lock, watches, fences | changes of the object beside the image |
+//! | [`cluster`] | monitors, objects, lock, watches | changes of the object beside the image |
 //! | [`claiming`] | the claim of a member | the claim, the calls of a fence |
 //! | [`image`] | an open image | looks at the lock, its proof, the owner's writes, the record |
 //! | [`member`] | a target's process | control, holders, records, changes, answers to members |
