@@ -12,7 +12,7 @@
 //! target is back.
 //!
 //! A volume that comes back with another write verifier may have lost acknowledged writes that no
-//! FLUSH covered. FormerServer the queues go on, those writes are written again (`retain`), or
+//! FLUSH covered. Before the queues go on, those writes are written again (`retain`), or
 //! FLUSHes fail (`on_loss`).
 //!
 //! ```text
