@@ -100,7 +100,7 @@ pub async fn run(
     let config = &configured.config;
     let mut signals = EndSignals::listen()?;
     let lock = recover::lock(name, false).await?;
-    // FormerServer anything is asked of the target.
+    // Before anything is asked of the target.
     let same = |note: Option<&note::Note>| note.is_some_and(|note| recover::is_same(note, config));
     let claimed = leftovers::claim(&lock, |note| Purpose::Mount { same: same(note) })?;
     let serving = match claimed {
