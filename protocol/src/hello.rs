@@ -3,6 +3,8 @@
 //! CMs pad private data, so the length inside the hello counts. Bytes behind it are ignored.
 //! Private data that does not start with the magic is not from rblk.
 
+use std::fmt;
+
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -25,6 +27,16 @@ pub enum ConnectionKind {
         /// Below [`limits::QUEUES_MAX`].
         queue: u16,
     },
+}
+
+/// For logs.
+impl fmt::Display for ConnectionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectionKind::Admin => f.write_str("admin"),
+            ConnectionKind::Io { queue } => write!(f, "queue-{queue}"),
+        }
+    }
 }
 
 /// The hello in the connect request of the initiator.

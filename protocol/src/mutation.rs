@@ -64,11 +64,39 @@ pub enum Mutation {
     WaySkipsDrop,
     /// A request of a dead way is sent again while its QPs are not destroyed.
     WayReadEarly,
+    /// The path of a way keeps the requests that another way has sent since: an answer of it ends
+    /// them, and so does its death.
+    WayAnyAnswer,
+    /// A LOGIN that joins a session of another run of the target is accepted, by both ends.
+    WayOtherRun,
+    /// A join does not take its number: neither the note nor the next try knows of it.
+    WayEpochAgain,
+    /// The lease of a session begins when one of its ways dies.
+    WayLease,
+    /// A take-over ends the newest epoch of the holder alone, and waits for no other.
+    WayFenceOne,
+    /// While the target may still do a request of a dead way, no request is sent.
+    WayStopsOthers,
+    /// A member of a group serves an image before its client has the map of OSDs that fences the
+    /// owner before.
+    GroupServesBeforeMap,
+    /// A member takes an image again that it has lost, and does not fence the client that it had
+    /// before.
+    GroupReopensEarly,
+    /// The object beside an image is changed without a comparison.
+    GroupStateBlindWrite,
+    /// A member hands an image over, notes that nothing is at risk, and has not written its dirty
+    /// blocks.
+    GroupCleanLie,
+    /// A member answers from its cache although nothing proves its lock any more.
+    GroupHitAfterLoss,
+    /// A member becomes the owner of an image although another one was faster.
+    GroupTwoClaims,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Self, &'static str); 27] = [
+    pub const ALL: [(Self, &'static str); 39] = [
         (Self::EpochOrderLogin, "epoch_order_login"),
         (Self::EpochOrderBurial, "epoch_order_burial"),
         (Self::BufferReuseTarget, "buffer_reuse_target"),
@@ -96,6 +124,18 @@ impl Mutation {
         (Self::WayResumeKeeps, "way_resume_keeps"),
         (Self::WaySkipsDrop, "way_skips_drop"),
         (Self::WayReadEarly, "way_read_early"),
+        (Self::WayAnyAnswer, "way_any_answer"),
+        (Self::WayOtherRun, "way_other_run"),
+        (Self::WayEpochAgain, "way_epoch_again"),
+        (Self::WayLease, "way_lease"),
+        (Self::WayFenceOne, "way_fence_one"),
+        (Self::WayStopsOthers, "way_stops_others"),
+        (Self::GroupServesBeforeMap, "group_serves_before_map"),
+        (Self::GroupReopensEarly, "group_reopens_early"),
+        (Self::GroupStateBlindWrite, "group_state_blind_write"),
+        (Self::GroupCleanLie, "group_clean_lie"),
+        (Self::GroupHitAfterLoss, "group_hit_after_loss"),
+        (Self::GroupTwoClaims, "group_two_claims"),
     ];
 
     /// Whether this fault is switched on. Never, without the feature `mutations`.

@@ -15,7 +15,8 @@
 //!   the sleep.
 //! - Every sleep is bounded ([`DataThread::longest_sleep`]). A sleep that took its whole time asks
 //!   the devices again, in case a device lost its event.
-//! - A turn enters the kernel at most once, by [`DataThread::enter`].
+//! - A turn enters its ring at most once, by [`DataThread::enter`]. Devices in software, yields and
+//!   wake-ups of other threads make system calls of their own.
 //! - Counters that others read are published before every sleep.
 
 use std::ops::ControlFlow;

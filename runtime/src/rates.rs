@@ -77,25 +77,31 @@ impl Rates {
     /// The rates between two moments that lie so far apart.
     #[must_use]
     pub fn between(earlier: &Work, later: &Work, apart: Duration) -> Self {
-        let interval_ms = u64::try_from(apart.as_millis()).unwrap_or(u64::MAX).max(1);
-        let per_second = |count: u64| {
-            let rounded = u128::from(count) * 1000 + u128::from(interval_ms / 2);
-            u64::try_from(rounded / u128::from(interval_ms)).unwrap_or(u64::MAX)
-        };
         let (reads, writes) =
             (later.reads.since(&earlier.reads), later.writes.since(&earlier.writes));
+        let read_bytes = later.read_bytes.saturating_sub(earlier.read_bytes);
+        let written_bytes = later.written_bytes.saturating_sub(earlier.written_bytes);
         Self {
-            interval_ms,
-            reads: per_second(reads.count()),
-            writes: per_second(writes.count()),
-            read_bytes: per_second(later.read_bytes.saturating_sub(earlier.read_bytes)),
-            written_bytes: per_second(later.written_bytes.saturating_sub(earlier.written_bytes)),
             read_p50_us: reads.p50_us(),
             read_p99_us: reads.p99_us(),
             write_p50_us: writes.p50_us(),
             write_p99_us: writes.p99_us(),
             store_p99_us: later.store.since(&earlier.store).p99_us(),
+            ..Self::of_counts([reads.count(), writes.count()], [read_bytes, written_bytes], apart)
         }
+    }
+
+    /// The rates of reads and writes, and of their bytes, in such a time. Latencies are unknown.
+    #[must_use]
+    pub fn of_counts(requests: [u64; 2], bytes: [u64; 2], apart: Duration) -> Self {
+        let interval_ms = u64::try_from(apart.as_millis()).unwrap_or(u64::MAX).max(1);
+        let per_second = |count: u64| {
+            let rounded = u128::from(count) * 1000 + u128::from(interval_ms / 2);
+            u64::try_from(rounded / u128::from(interval_ms)).unwrap_or(u64::MAX)
+        };
+        let ([reads, writes], [read_bytes, written_bytes]) =
+            (requests.map(per_second), bytes.map(per_second));
+        Self { interval_ms, reads, writes, read_bytes, written_bytes, ..Self::default() }
     }
 }
 

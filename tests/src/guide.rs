@@ -1,5 +1,6 @@
 //! [`typed`], [`walk`] and [`layers`]: what docs/install.md, README.md and docs/layers.md say, as
-//! scripts, word by word. [`FUNCTIONS`] are the commands of these scripts.
+//! scripts, word by word. [`FUNCTIONS`] are the commands of these scripts. [`first_image`] and
+//! [`take_over`]: what docs/ceph.md says and shows.
 
 use std::fmt::Write;
 
@@ -8,6 +9,7 @@ pub const FUNCTIONS: &str = include_str!("typed.sh");
 const GUIDE: &str = include_str!("../../docs/install.md");
 const README: &str = include_str!("../../README.md");
 const LAYERS: &str = include_str!("../../docs/layers.md");
+const CEPH: &str = include_str!("../../docs/ceph.md");
 /// The sections of docs/layers.md with commands, and their names in a script.
 const RECIPES: [(&str, &str); 6] = [
     ("LUKS on the disk of a mount", "luks"),
@@ -19,8 +21,8 @@ const RECIPES: [(&str, &str); 6] = [
 ];
 /// The keys in the guide, in the order of the commands that show them.
 const KEYS: [&str; 2] = ["TARGET_KEY", "HOST_KEY"];
-/// The prompts of the two hosts.
-const HOSTS: [&str; 2] = ["store1", "client1"];
+/// The prompts of the hosts.
+const HOSTS: [&str; 3] = ["store1", "store2", "client1"];
 
 /// A block of code of a document: its language and its lines.
 struct Block {
@@ -85,6 +87,39 @@ pub fn layers() -> String {
     }
     assert_eq!(count, LAYERS.matches("\n```sh\n").count(), "a section without a name");
     script
+}
+
+/// A command of a document, and what the document says that it prints.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The command, without its prompt.
+    pub command: String,
+    /// The lines.
+    pub output: Vec<&'static str>,
+}
+
+/// The commands of docs/ceph.md that make the first volume.
+#[must_use]
+pub fn first_image() -> Vec<String> {
+    let commands = blocks(CEPH, "The first volume").into_iter();
+    let commands = commands.filter(|block| block.language == "sh").flat_map(|block| block.lines);
+    let text = commands.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The samples of docs/ceph.md of a take-over, in their order.
+#[must_use]
+pub fn take_over() -> Vec<Sample> {
+    let lines = blocks(CEPH, "A take-over").into_iter().flat_map(|block| block.lines);
+    let mut samples: Vec<Sample> = Vec::new();
+    for line in lines {
+        if let Some((_, command)) = prompted(line) {
+            samples.push(Sample { command: command.to_owned(), output: Vec::new() });
+        } else if let Some(sample) = samples.last_mut() {
+            sample.output.push(line);
+        }
+    }
+    samples
 }
 
 /// A script with the names of keys in the place of the keys that the guide shows.

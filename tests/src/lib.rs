@@ -6,6 +6,7 @@ pub mod bed;
 pub mod browser;
 pub mod built;
 pub mod exerciser;
+pub mod group;
 pub mod guest;
 pub mod guest_disk;
 pub mod guide;

@@ -1,6 +1,6 @@
 //! The simulation finds each deliberate fault of [`Mutation`], but for those of records, which the
-//! model of runs finds, and those of ways, which [`several_ways`] finds. A fault that none finds is
-//! a hole in them.
+//! model of runs finds, those of ways, which [`several_ways`] finds, and those of groups of targets,
+//! which [`group`] finds. A fault that none finds is a hole in them.
 //!
 //! ```text
 //! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture
@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use rblk_protocol::Mutation;
 use rblk_tests::sim::{Plan, World};
 use rblk_tests::storm::seeds;
-use rblk_tests::{runs, several_ways};
+use rblk_tests::{group, runs, several_ways};
 
 /// Seeds to try for each fault.
 const SEEDS: u64 = 1500;
@@ -31,13 +31,24 @@ const FOUND_BY_RUNS: [Mutation; 4] = [
     Mutation::RecordOfNeighbours,
 ];
 /// The faults that two ways find.
-const FOUND_BY_WAYS: [Mutation; 6] = [
+const FOUND_BY_WAYS: [Mutation; 8] = [
     Mutation::WayDropEarly,
     Mutation::WayDropForgetsGroup,
     Mutation::WayLateLogin,
     Mutation::WayResumeKeeps,
     Mutation::WaySkipsDrop,
     Mutation::WayReadEarly,
+    Mutation::WayAnyAnswer,
+    Mutation::WayStopsOthers,
+];
+/// The faults that the simulation of a group finds.
+const FOUND_BY_GROUPS: [Mutation; 6] = [
+    Mutation::GroupServesBeforeMap,
+    Mutation::GroupReopensEarly,
+    Mutation::GroupStateBlindWrite,
+    Mutation::GroupCleanLie,
+    Mutation::GroupHitAfterLoss,
+    Mutation::GroupTwoClaims,
 ];
 /// Processes at a time.
 const THREADS: usize = 2;
@@ -98,8 +109,11 @@ fn try_one(name: &str) -> Result<String, String> {
 fn run_with_mutation() {
     let by_runs = FOUND_BY_RUNS.iter().any(|mutation| mutation.is_on());
     let by_ways = FOUND_BY_WAYS.iter().any(|mutation| mutation.is_on());
+    let by_groups = FOUND_BY_GROUPS.iter().any(|mutation| mutation.is_on());
     let try_seed = |seed| {
-        if by_ways {
+        if by_groups {
+            let _ = group::World::run(group::Plan::random(seed));
+        } else if by_ways {
             several_ways::run(seed);
         } else if by_runs {
             let _ = runs::World::run(runs::Plan::random(seed, runs::Kind::Memory));

@@ -25,7 +25,7 @@ use rblk_operate::mount::disk_names::DiskNames;
 use rblk_operate::mount::flags::{Cli, Command, DeadMount, KeyCommand};
 use rblk_operate::mount::image;
 use rblk_operate::mount::mount_status::MountStatus;
-use rblk_operate::mount::not_there::NotMounted;
+use rblk_operate::mount::not_there::{NotMounted, WhichMount};
 use rblk_operate::mount::run_dir::{must_be_readable, names};
 
 use crate::program::daemon::LentDescriptors;
@@ -69,7 +69,7 @@ fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
         }
         Command::List => list(output),
         Command::Metrics { write } => metrics::metrics(write.as_deref(), output),
-        Command::Status { name } => show(&name, output),
+        Command::Status { name } => show(&the_mount(name)?, output),
         Command::Top { interval, once } => mount_top::top(interval.0, once, output),
         Command::Key(KeyCommand::New(args)) => key::make(&args.file, NEXT, output),
         Command::Key(KeyCommand::Show(args)) => key::show(&args.file, Side::Initiator, output),
@@ -88,6 +88,19 @@ fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
         | Command::LimitRequests(_)
         | Command::Users { .. }
         | Command::WriteBack { .. } => Err(become_daemon(LentDescriptors::Standard)),
+    }
+}
+
+/// The name of the one mount of this host, unless another name is given.
+fn the_mount(name: Option<String>) -> anyhow::Result<String> {
+    if let Some(name) = name {
+        return Ok(name);
+    }
+    must_be_readable()?;
+    let mut names = names();
+    match names.len() {
+        1 => Ok(names.remove(0)),
+        _ => Err(WhichMount(names).into()),
     }
 }
 

@@ -181,6 +181,14 @@ fn of_paths(all: &mut Exposition, mounts: &[MountStatus]) {
         let labels = &[("mount", m.name.as_str()), ("address", &path.address)];
         family.sample(labels, path.lost);
     }
+    let help = "Bytes sent by a path of a mount with paths = \"all\", by operation.";
+    let mut family = all.family("rblk_mount_path_bytes_total", Kind::Counter, help);
+    for (m, path) in paths() {
+        for (op, bytes) in [("read", path.work.read_bytes), ("write", path.work.written_bytes)] {
+            let labels = [("mount", m.name.as_str()), ("address", &path.address), ("op", op)];
+            family.sample(&labels, bytes);
+        }
+    }
 }
 
 fn of_latency(all: &mut Exposition, mounts: &[MountStatus]) {
@@ -259,6 +267,7 @@ mod tests {
             "rblk_mount_path_up{mount=\"m\",address=\"rdma://a\"} 1\n",
             "rblk_mount_path_up{mount=\"m\",address=\"rdma://b\"} 0\n",
             "rblk_mount_path_losses_total{mount=\"m\",address=\"rdma://b\"} 3\n",
+            "rblk_mount_path_bytes_total{mount=\"m\",address=\"rdma://b\",op=\"read\"} 0\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

@@ -8,7 +8,9 @@ use anyhow::Context;
 use rblk_config::Exit;
 use rblk_operate::mount::flags::CHECKED;
 use rblk_operate::mount::lock::MountLock;
-use rblk_operate::mount::mount_ask::{Ask, Response, ask, ask_any_version, socket_path};
+use rblk_operate::mount::mount_ask::{
+    Ask, Response, ServingMount, ask, ask_any_version, socket_path,
+};
 use rblk_operate::mount::not_there::{NotMounted, NotRoot};
 use rblk_operate::mount::run_dir::{must_be_readable, names};
 use rblk_operate::{Output, said_once};
@@ -24,6 +26,9 @@ use super::root_disk;
 const CHECK_TIME: Duration = Duration::from_secs(20);
 /// Time for a program to replace another: the driver may need that long to notice it.
 const UPGRADE_TIME: Duration = Duration::from_secs(60);
+
+/// Time for the new program to reach the target.
+const RECONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// Hands one mount, or all, over to a program.
 pub(super) fn upgrade(
@@ -94,6 +99,7 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
         if let Ok(Some(now)) = now
             && now.recovered > before.recovered
         {
+            until_connected(name, &before).await;
             return Ok(Versions { from_version: before.version, to_version: now.version });
         }
         // The lock goes from one program to the next without a gap.
@@ -106,6 +112,21 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
         "no process has served {} for {UPGRADE_TIME:?}; see the log, and `rblk-initiator list`",
         before.device
     )
+}
+
+/// Waits until the new program has its target again, if the old one had it: whoever reads `list`
+/// next shall not see a pause of the upgrade as an outage. A target that is away by chance does not
+/// make the upgrade fail.
+async fn until_connected(name: &str, before: &ServingMount) {
+    const CONNECTED: &str = "connected";
+    let deadline = Instant::now() + RECONNECT_TIME;
+    while before.state == CONNECTED && Instant::now() < deadline {
+        match ask_any_version(&socket_path(name), STATUS_TIME).await {
+            Ok(Some(now)) if now.state != CONNECTED => {}
+            _ => return,
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Has one mount, or all, read the keys again.

@@ -32,8 +32,8 @@ pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<St
     for m in mounts {
         let first = [
             m.name.clone(),
-            m.device.clone(),
-            figures::size(m.size_bytes),
+            or_dash(!m.device.is_empty(), || m.device.clone()),
+            or_dash(m.size_bytes > 0, || figures::size(m.size_bytes)),
             state(m),
             format!("{} {}", m.target_name, transport(m)).trim().to_owned(),
         ];
@@ -47,6 +47,21 @@ pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<St
         table.row(first.into_iter().chain(paths).chain(last));
     }
     table.to_string()
+}
+
+/// A value that is known, or a dash: a mount that waits for its first target has neither device
+/// nor size.
+fn or_dash(known: bool, value: impl FnOnce() -> String) -> String {
+    if known { value() } else { "-".to_owned() }
+}
+
+/// How often another process took the device over: after a death, or in an upgrade.
+fn taken_over(times: u32) -> String {
+    match times {
+        0 => "never taken over".to_owned(),
+        1 => "taken over once".to_owned(),
+        times => format!("taken over {times} times"),
+    }
 }
 
 /// The state of a mount; with a lost target, the time since the loss.
@@ -110,24 +125,21 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
             ),
         ),
         ("queues", format!("{} of depth {}, {} lanes each", m.queues, m.queue_depth, m.lanes)),
-        (
-            "process",
-            format!("{}, rblk {}, up {up}, recovered {} times", m.pid, m.version, m.recovered),
-        ),
+        ("process", format!("{}, rblk {}, up {up}, {}", m.pid, m.version, taken_over(m.recovered))),
         ("epoch", m.epoch.to_string()),
-        ("last loss", m.last_loss.clone().unwrap_or_else(|| "none".to_owned())),
+        ("last disconnect", m.last_loss.clone().unwrap_or_else(|| "none".to_owned())),
         ("hint", m.hint.clone().unwrap_or_default()),
         ("longest stall", figures::duration(Duration::from_millis(m.stall_ms_max))),
         (
-            "unflushed",
+            "not flushed yet",
             format!(
-                "{} writes, {} kept for them",
+                "{} writes, {} of copies kept",
                 m.unflushed_writes,
                 figures::size(m.retain_bytes)
             ),
         ),
         ("guest's memory", guests_memory(m)),
-        ("losses", m.lost.clone().unwrap_or_else(|| m.losses.to_string())),
+        ("lost writes", m.lost.clone().unwrap_or_else(|| m.losses.to_string())),
     ];
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{}", m.name);
@@ -157,16 +169,20 @@ fn paths(m: &MountStatus) -> Table {
         Column::word("STATE"),
         Column::figure("FOR"),
         Column::figure("LOST"),
+        Column::figure("READ"),
+        Column::figure("WRITTEN"),
         Column::name("REASON"),
     ]);
     for path in &m.paths {
-        let PathStatus { address, rdma_device, state, for_ms, lost, reason, .. } = path;
+        let PathStatus { address, rdma_device, state, for_ms, lost, reason, work, .. } = path;
         table.row([
             address.clone(),
             if rdma_device.is_empty() { "-".to_owned() } else { rdma_device.clone() },
             state.clone(),
             figures::duration(Duration::from_millis(*for_ms)),
             figures::count(*lost),
+            figures::size(work.read_bytes),
+            figures::size(work.written_bytes),
             reason.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }
@@ -238,6 +254,11 @@ pub(crate) fn top(mounts: &[MountStatus]) -> String {
     for m in mounts {
         let rates = [m.name.clone(), state(m)].into_iter().chain(rate_figures(m.rates.as_ref()));
         table.row(rates.chain([m.total.in_flight.to_string(), m.target_name.clone()]));
+        for path in &m.paths {
+            let name = [format!("  {}", path.address), path.state.clone()];
+            let rates = name.into_iter().chain(rate_figures(path.rates.as_ref()));
+            table.row(rates.chain(["-".to_owned(), String::new()]));
+        }
     }
     table.to_string()
 }
@@ -257,6 +278,7 @@ mod tests {
     use rblk_operate::table::WIDTH;
 
     use super::*;
+    use rblk_operate::mount::path_status::PathWork;
 
     fn busy() -> MountStatus {
         let rates = Rates {
@@ -319,7 +341,9 @@ mod tests {
 
     #[test]
     fn a_mount_by_several_paths_shows_each() {
-        let one = path("rdma://192.0.2.1:7720", "in use", None);
+        let mut one = path("rdma://192.0.2.1:7720", "in use", None);
+        one.work = PathWork { writes: 24, written_bytes: 3 << 20, ..PathWork::default() };
+        one.rates = Some(one.work.rates(&PathWork::default(), Duration::from_secs(1)));
         let other = path("rdma://198.51.100.1:7720", "waiting", Some("queue 1: Silent"));
         let both = MountStatus { name: "both".to_owned(), paths: vec![one, other], ..busy() };
         let text = mounts(&[busy(), both.clone()], |_| None);
@@ -338,12 +362,19 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "PATH                      DEVICE  STATE    FOR  LOST  REASON",
-                "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0  -",
-                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1  queue 1: Silent",
+                "PATH                      DEVICE  STATE    FOR  LOST  READ  WRITTEN  REASON",
+                "rdma://192.0.2.1:7720     mlx5_0  in use   12s     0    0B     3MiB  -",
+                "rdma://198.51.100.1:7720  mlx5_0  waiting  12s     1    0B       0B  queue 1: Silent",
             ]
         );
         assert!(text.contains("  paths           1 of 2 in use\n"), "{text}");
+        let text = top(&[both.clone()]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().take(6).collect()).collect();
+        assert_eq!(rows[0], ["NAME", "STATE", "R/s", "W/s", "rMiB/s", "wMiB/s"]);
+        assert_eq!(rows[2][..2], ["rdma://192.0.2.1:7720", "in"]);
+        assert_eq!(rows[2][3..], ["0", "24", "0"]);
+        assert_eq!(rows[3][..4], ["rdma://198.51.100.1:7720", "waiting", "-", "-"]);
         let told =
             ["its path to rdma://198.51.100.1:7720 is not in use (for 12 s: queue 1: Silent)"];
         assert_eq!(both.path_lines(), told);

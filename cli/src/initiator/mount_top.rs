@@ -5,6 +5,7 @@ use std::time::Duration;
 use rblk_config::Exit;
 use rblk_operate::Output;
 use rblk_operate::mount::mount_status::MountStatus;
+use rblk_operate::mount::path_status::PathStatus;
 use rblk_operate::mount::run_dir::must_be_readable;
 use rblk_runtime::rates::Rates;
 use serde::Serialize;
@@ -30,6 +31,16 @@ struct LookAtMount<'a> {
     target_name: &'a str,
     rates: Option<Rates>,
     in_flight: u64,
+    /// Of a mount that uses all its addresses at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    paths: Vec<LookAtPath<'a>>,
+}
+
+#[derive(Serialize)]
+struct LookAtPath<'a> {
+    address: &'a str,
+    state: &'a str,
+    rates: Option<Rates>,
 }
 
 /// The mounts, busiest first.
@@ -58,6 +69,11 @@ pub(crate) fn top(interval: Duration, once: bool, output: Output) -> anyhow::Res
     })
 }
 
+fn path(path: &PathStatus) -> LookAtPath<'_> {
+    let PathStatus { address, state, rates, .. } = path;
+    LookAtPath { address, state, rates: *rates }
+}
+
 fn look(mounts: &[MountStatus]) -> Look<'_> {
     let mounts = mounts.iter().map(|m| LookAtMount {
         name: &m.name,
@@ -66,6 +82,7 @@ fn look(mounts: &[MountStatus]) -> Look<'_> {
         target_name: &m.target_name,
         rates: m.rates,
         in_flight: m.total.in_flight,
+        paths: m.paths.iter().map(path).collect(),
     });
     Look { unix_ms: top::unix_ms(), mounts: mounts.collect() }
 }

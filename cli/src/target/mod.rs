@@ -55,7 +55,7 @@ fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
         Command::Serve(args) if !args.dump_config && !left_open::is_there() => {
             Err(become_daemon(PROGRAM, "rblk-targetd", LentDescriptors::Standard))
         }
-        Command::Serve(_) | Command::Check { .. } | Command::Doctor(_) => {
+        Command::Serve(_) | Command::Check { .. } | Command::Doctor(_) | Command::Group(_) => {
             Err(become_daemon(PROGRAM, "rblk-targetd", LentDescriptors::All))
         }
         Command::Key(KeyCommand::New(args)) => key::make(&args.file, NEXT, output),

@@ -336,6 +336,24 @@ pub enum WcStatus {
     Other(u32),
 }
 
+/// For logs.
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WcStatus::Success => "success",
+            WcStatus::Flushed => "the QP is dead",
+            WcStatus::LocalLength => "a message does not fit its buffer",
+            WcStatus::LocalProtection => "an own buffer may not be used so",
+            WcStatus::RemoteAccess => "the peer refuses the access to its memory",
+            WcStatus::RemoteInvalidRequest => "the peer refuses the request",
+            WcStatus::RemoteOperation => "the peer failed",
+            WcStatus::RetryExceeded => "the peer does not acknowledge",
+            WcStatus::RnrRetryExceeded => "the peer has no RECV posted",
+            WcStatus::Other(status) => return write!(f, "WC status {status}"),
+        })
+    }
+}
+
 /// Kind of WR that completed. Undefined in verbs if the status is an error: then use the `WrId`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WcOpcode {

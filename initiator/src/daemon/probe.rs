@@ -99,7 +99,7 @@ async fn try_all(
         }
         Err(end) => Probe::Failed {
             error: ProbeError::SelfTest,
-            text: format!("the self-test of an I/O connection failed ({end:?})"),
+            text: format!("the self-test of an I/O connection failed: {end}"),
         },
     })
 }
@@ -174,7 +174,7 @@ async fn read(
         }
         if let Some((end, dead)) = engine.take_ended() {
             drop(dead);
-            break Some(ReadFault::Ended(format!("{end:?}")));
+            break Some(ReadFault::Ended(end.to_string()));
         }
         tokio::time::sleep(STEP).await;
     };

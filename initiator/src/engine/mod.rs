@@ -34,6 +34,7 @@ pub mod io;
 mod lane;
 mod latency;
 pub mod path;
+mod path_end;
 pub mod pulse;
 mod stats;
 mod terms;
@@ -63,6 +64,7 @@ pub use digests::DigestFailure;
 use digests::{AnswerVerdict, Digests};
 pub use latency::QueueLatency;
 use latency::RequestTimes;
+pub use path_end::PathEnd;
 pub use stats::QueueStats;
 use way_paths::WayPaths;
 
@@ -73,27 +75,6 @@ const REAP: usize = 64;
 /// Limit of the polls in one turn, so that new requests are taken in between.
 const REAPS: u32 = 4;
 const EIO: i32 = 5;
-
-/// The reason for a path's end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PathEnd {
-    /// The QP died: the peer, the link, or an RDMA error.
-    Lost(WcStatus),
-    /// The self-test failed or was not answered: an agreed verb does not work on this path.
-    SelfTest,
-    /// The target owes an answer and is silent: see [`Engine::set_pulse`].
-    Silent,
-    /// The target broke a rule of the protocol.
-    Protocol(&'static str),
-    /// An answer was damaged: its digest does not match.
-    Corrupted,
-    /// Control ended the path.
-    Dropped,
-    /// The queue gave the path up, to give its buffers back.
-    GivenUp,
-    /// The path could not be taken over.
-    Unusable,
-}
 
 /// The state of unsent requests.
 #[derive(Debug, Default)]

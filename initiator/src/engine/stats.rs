@@ -2,19 +2,33 @@
 
 use std::ops::Deref;
 
+use rblk_operate::mount::path_status::PathWork;
 use rblk_operate::mount::queue_counts::QueueCounters;
 use rblk_protocol::Status;
 use rblk_protocol::width::narrow;
 
 use super::io::{Io, IoOp};
 use super::latency::QueueLatency;
+use super::ways::{PLACES, WayIndex};
 use rblk_operate::mount::mount_times::MountTimes;
+use rblk_runtime::Counter;
 
 /// The counters of one queue: numbers, which this derefs to, and times.
 #[derive(Debug, Default)]
 pub struct QueueStats {
     counters: QueueCounters,
     pub(super) latency: QueueLatency,
+    // Of a queue with several ways.
+    by_way: [SentByWay; PLACES],
+}
+
+/// Reads and writes sent by one way.
+#[derive(Debug, Default)]
+struct SentByWay {
+    reads: Counter,
+    writes: Counter,
+    read_bytes: Counter,
+    written_bytes: Counter,
 }
 
 impl Deref for QueueStats {
@@ -31,6 +45,30 @@ impl QueueStats {
     #[must_use]
     pub fn times(&self) -> MountTimes {
         self.latency.snapshot()
+    }
+
+    /// Counts a request that is sent by a way.
+    pub(super) fn sent_by(&self, way: WayIndex, io: &Io) {
+        let Some(sent) = self.by_way.get(way.get()) else { return };
+        let (requests, bytes) = match io.op {
+            IoOp::Read => (&sent.reads, &sent.read_bytes),
+            IoOp::Write => (&sent.writes, &sent.written_bytes),
+            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => return,
+        };
+        requests.add(1);
+        bytes.add(io.data_bytes.into());
+    }
+
+    /// What a queue with several ways has sent by one.
+    #[must_use]
+    pub fn by_way(&self, way: WayIndex) -> PathWork {
+        let Some(sent) = self.by_way.get(way.get()) else { return PathWork::default() };
+        PathWork {
+            reads: sent.reads.get(),
+            writes: sent.writes.get(),
+            read_bytes: sent.read_bytes.get(),
+            written_bytes: sent.written_bytes.get(),
+        }
     }
 
     /// Counts a request with its status. `inside`: a command has room for its data. Returns the

@@ -10,7 +10,7 @@
 use std::mem;
 use std::time::Instant;
 
-use rblk_protocol::{QueueDepth, Tag};
+use rblk_protocol::{Mutation, QueueDepth, Tag};
 
 use super::active_path::{ActivePath, BeatDue};
 use super::io::Io;
@@ -114,6 +114,7 @@ impl WayPaths {
         let Some(last) = self.sent_by.get_mut(tag.index()) else { return };
         let last = mem::replace(last, self.present);
         if last != self.present
+            && !Mutation::WayAnyAnswer.is_on()
             && let Some(path) = &mut self.parked[last.get()]
         {
             path.sent_by_other(tag);
@@ -130,7 +131,9 @@ impl WayPaths {
     /// Whether a request may be sent: no old copy of it can do harm.
     #[inline]
     fn may_send(&self, tag: Tag) -> bool {
-        self.limbo.is_empty() || self.old[tag.index()].is_none_or(|old| self.limbo.may_send(old))
+        self.limbo.is_empty()
+            || !Mutation::WayStopsOthers.is_on()
+                && self.old[tag.index()].is_none_or(|old| self.limbo.may_send(old))
     }
 
     /// The way of a request with so many bytes for the target to move.
@@ -222,14 +225,6 @@ impl Engine {
         self.end_limbo(|limbo| *limbo = Limbo::default());
     }
 
-    /// Sets these ways aside, because they are slow, and takes the others back.
-    pub fn set_aside(&mut self, aside: WaySet) {
-        let Some(ways) = &mut self.ways else { return };
-        for way in ways.paths.iter() {
-            ways.choice.set_aside(way, aside.has(way));
-        }
-    }
-
     /// The ways with a path.
     pub(super) fn way_places(&self) -> WaySet {
         self.ways.as_ref().map_or(WaySet::NONE, |ways| ways.paths)
@@ -259,6 +254,7 @@ impl Engine {
         if !self.send(tag, io) {
             return false;
         }
+        self.stats.sent_by(way, &io);
         let Self { ways: Some(ways), path: Some(path), digests, .. } = self else { return true };
         ways.sent(tag);
         if !path.terms().with_digests() {

@@ -121,14 +121,20 @@ pub(super) async fn take_over(
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
     mount.start_queues(&mut device, &outbox)?;
     let device = start_device(&mut mount, device, &mut from_queues, signals).await?;
-    tracing::info!(
-        rblk_event = "recover",
-        device = mount.disk(),
-        dead = note.pid,
-        times = recovered_times(&note),
-        "took over the device of a process that ended"
-    );
+    tell(mount.disk(), &note);
     Ok(Serving { mount, device, socket, lock, from_queues })
+}
+
+/// Logs the takeover: of a process that died, or of this process before it became this program.
+fn tell(device: &str, note: &Note) {
+    let times = recovered_times(note);
+    if note.pid == std::process::id() {
+        tracing::info!(rblk_event = "hand-over", device, times, "goes on with its device");
+    } else {
+        let dead = note.pid;
+        let text = "took over the device of a process that ended";
+        tracing::info!(rblk_event = "recover", device, dead, times, "{text}");
+    }
 }
 
 fn recovered_times(note: &Note) -> u32 {

@@ -221,7 +221,6 @@ impl EngineDriver {
                     self.paths.drop_join(way);
                 }
                 ToQueue::WayDropped(way) => self.engine.way_dropped(way),
-                ToQueue::SetAside(ways) => self.engine.set_aside(ways),
                 ToQueue::Disconnect => {
                     self.engine.disconnect();
                     self.paths.drop_joins();

@@ -26,7 +26,6 @@ pub(crate) use self::queue_paths::MAIL;
 use self::undestroyed::UndestroyedPath;
 use crate::engine::durability::retain::Retained;
 use crate::engine::path::{DeadPath, Path};
-use crate::engine::ways::way_set::WaySet;
 use crate::engine::ways::{PLACES, WayIndex};
 use crate::engine::{DigestFailure, PathEnd, QueueStats};
 
@@ -42,8 +41,6 @@ pub enum ToQueue {
     EndWay(WayIndex),
     /// The target has ended the epoch of that way's dead path.
     WayDropped(WayIndex),
-    /// These ways are slow: use others. Those that are not named are used again.
-    SetAside(WaySet),
     /// Drop every path; requests wait.
     Disconnect,
     /// Fail requests with this errno, as soon as dead paths are destroyed; or let them wait again.
@@ -111,7 +108,6 @@ impl ToQueue {
                 let is_same = matches!(self, Self::WayDropped(same) if same == way);
                 is_same || self.ends_all_paths() || self.ends_way(*way)
             }
-            Self::SetAside(_) => matches!(self, Self::SetAside(_)) || self.ends_all_paths(),
             // `Fail` also ends the present path, which matters only while there is one: if requests
             // failed and must wait again, a `Connect` or a `Disconnect` is in the box, too.
             Self::Fail(_) => matches!(self, Self::Fail(_)),

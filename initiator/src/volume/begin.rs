@@ -171,7 +171,7 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(V
             (Ok(session), _) => session,
             // The target that answered may serve the volume later.
             (Err(error), Some(elsewhere)) if error.is_transient() => return Err(elsewhere),
-            (Err(error), _) => return Err(error.into()),
+            (Err(error), _) => return Err(of_all_addresses(error, &faults)),
         };
         let opened = match may_open(first, &known_by.host, &session) {
             Ok(()) => {
@@ -194,6 +194,14 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(V
         }
         faults.push(said_once(error.as_ref()));
         elsewhere = Some(error);
+    }
+}
+
+/// The last error, with those of the addresses before it.
+fn of_all_addresses(last: SessionError, faults: &[String]) -> anyhow::Error {
+    match faults {
+        [] | [_] => last.into(),
+        all => anyhow::Error::from(last).context(all.join("; ")),
     }
 }
 

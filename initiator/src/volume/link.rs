@@ -623,7 +623,7 @@ impl TargetLink {
             PathEnd::Dropped => {}
             // This path was given up before.
             _ if is_replaced => {}
-            _ if self.has_ways() => self.way_died(way, &format!("queue {queue}: {end:?}"), queues),
+            _ if self.has_ways() => self.way_died(way, &format!("queue {queue}: {end}"), queues),
             PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
                 self.ask_for_less();
                 self.lose("the self-test failed", LossKind::Renegotiate, queues);
@@ -634,7 +634,7 @@ impl TargetLink {
                 let waits = queues.counts().iter().any(|counts| counts.in_flight > 0);
                 let detect = self.course.rules().detect;
                 self.stuck.lost(is_silence && waits, detect, Instant::now());
-                self.lose(&format!("queue {queue}: {end:?}"), LossKind::Path, queues);
+                self.lose(&format!("queue {queue}: {end}"), LossKind::Path, queues);
             }
         }
     }

@@ -64,7 +64,8 @@ impl Directory {
             (true, true) if self.mode & 0o300 != 0o300 => format!("chmod u+rwx {word}"),
             // Its owner has the rights, so its file system refuses.
             (true, true) => format!("mount -o remount,rw $(findmnt -no TARGET -T {word})"),
-            (true, false) => format!("chown {name} {word}"),
+            // Files inside have the same owner as a rule: both came from one run as another user.
+            (true, false) => format!("chown -R {name} {word}"),
             (false, _) => format!("install -d -o {name} -m 0700 {word}"),
         };
         let found = match is_there {
@@ -101,7 +102,7 @@ mod tests {
             (directory("/s", 0, 0o755), 0, Verdict::Ok, None),
             (directory("/s", 0, 0o1777), 7, Verdict::Ok, None),
             (directory("/s/t", 7, 0o700), 7, Verdict::Ok, None),
-            (directory("/s", 0, 0o700), 7, Verdict::Fail, Some("chown rblk /s")),
+            (directory("/s", 0, 0o700), 7, Verdict::Fail, Some("chown -R rblk /s")),
             (directory("/s", 7, 0o500), 7, Verdict::Fail, Some("chmod u+rwx /s")),
             (
                 directory("/s/t", 0, 0o755),

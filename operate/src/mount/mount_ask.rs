@@ -96,6 +96,9 @@ pub struct ServingMount {
     /// How often a process took the device over.
     #[serde(default)]
     pub recovered: u32,
+    /// As [`MountStatus::state`]. Empty where the process is too old to say.
+    #[serde(default)]
+    pub state: String,
 }
 
 impl ServingMount {

@@ -10,6 +10,11 @@ pub struct NotRoot;
 #[error("in the background this needs root: give --foreground, or run it with sudo")]
 pub struct NotInBackground;
 
+/// No mount was named, and there is not exactly one.
+#[derive(Debug, thiserror::Error)]
+#[error("which mount? {}", if .0.is_empty() { "There is none".to_owned() } else { format!("Name one of {}", .0.join(", ")) })]
+pub struct WhichMount(pub Vec<String>);
+
 /// There is no mount of that name or device.
 #[derive(Debug, thiserror::Error)]
 #[error("`{what}` is not mounted; see `rblk-initiator list`")]

@@ -1,6 +1,9 @@
 //! The state of one path of a mount that uses all its addresses at once: plain data, for its socket
 //! and for JSON output.
 
+use std::time::Duration;
+
+use rblk_runtime::rates::Rates;
 use serde::{Deserialize, Serialize};
 
 /// The word of [`PathStatus::state`] for a path that carries requests.
@@ -29,6 +32,45 @@ pub struct PathStatus {
     /// Why the path was lost, or why the last try failed. Absent while the path is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What was sent by it, repetitions included.
+    #[serde(flatten)]
+    pub work: PathWork,
+    /// The rates of that, without latencies. Absent until they are measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
+}
+
+/// Requests sent by a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PathWork {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes of the reads.
+    pub read_bytes: u64,
+    /// Bytes of the writes.
+    pub written_bytes: u64,
+}
+
+impl PathWork {
+    /// Takes the work of another queue in.
+    pub fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+    }
+
+    /// The rates since an earlier moment.
+    #[must_use]
+    pub fn rates(&self, earlier: &Self, apart: Duration) -> Rates {
+        let since = |of: fn(&Self) -> u64| of(self).saturating_sub(of(earlier));
+        let requests = [since(|work| work.reads), since(|work| work.writes)];
+        let bytes = [since(|work| work.read_bytes), since(|work| work.written_bytes)];
+        Rates::of_counts(requests, bytes, apart)
+    }
 }
 
 /// What happens to a path that is not in use.

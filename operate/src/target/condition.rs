@@ -27,7 +27,7 @@ pub enum Condition {
     StateDir,
     /// An address has no listener.
     ListenerDown,
-    /// A configured volume is not served.
+    /// A configured volume is not served, and not by another member of the group either.
     VolumeAway,
     /// The target serves, without a fault.
     Serving,
@@ -69,7 +69,7 @@ impl Condition {
             (is_upgrade, Self::Upgrading),
             (status.state_dir_fault.is_some(), Self::StateDir),
             (!status.listen_down.is_empty(), Self::ListenerDown),
-            (!status.volumes_away.is_empty(), Self::VolumeAway),
+            (status.volumes_away.iter().any(|away| !away.elsewhere), Self::VolumeAway),
         ];
         so.into_iter().find(|(is_so, _)| *is_so).map_or(Self::Serving, |(_, condition)| condition)
     }

@@ -83,7 +83,8 @@ pub struct TargetStatus {
     pub devices: Vec<DeviceStatus>,
     /// Exported volumes.
     pub volumes: Vec<VolumeStatus>,
-    /// Volumes of the configuration that are not served: their files have other sizes than it says.
+    /// Volumes of the configuration that are not served here: another member of the group serves
+    /// them, or they have a fault, such as a file of another size than it says.
     #[serde(default)]
     pub volumes_away: Vec<AwayStatus>,
     /// Sessions.
@@ -192,6 +193,21 @@ pub struct AwayStatus {
     pub name: String,
     /// Why, and the remedy.
     pub why: String,
+    /// Another member of the group serves it: that is no fault.
+    #[serde(default)]
+    pub elsewhere: bool,
+}
+
+impl fmt::Display for AwayStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, why, elsewhere } = self;
+        match elsewhere {
+            true => write!(f, "volume `{name}` is not here: {why}"),
+            false => {
+                write!(f, "volume `{name}` is not served: {why}. Then `rblk-target reload` adds it")
+            }
+        }
+    }
 }
 
 /// Acknowledged data of a volume that is not in its store.

@@ -7,7 +7,7 @@ use crate::figures;
 use nix::errno::Errno;
 
 use crate::target::status::{
-    AwayStatus, DeviceStatus, ListenerStatus, TargetStatus, UnsavedStatus, VolumeStatus,
+    DeviceStatus, ListenerStatus, TargetStatus, UnsavedStatus, VolumeStatus,
 };
 use crate::target::store_room::{ThinFile, shortages};
 
@@ -55,13 +55,11 @@ fn of_volume(volume: &VolumeStatus, warnings: &mut Vec<String>) {
 }
 
 /// The faults of a target beyond the volumes that it serves: a state directory with a fault,
-/// volumes that are not served.
+/// volumes that no target of its group serves.
 #[must_use]
 pub fn faults_of_target(status: &TargetStatus) -> Vec<String> {
-    let away = |AwayStatus { name, why }: &AwayStatus| {
-        format!("volume `{name}` is not served: {why}. Then `rblk-target reload` adds it")
-    };
-    status.state_dir_fault.iter().cloned().chain(status.volumes_away.iter().map(away)).collect()
+    let away = status.volumes_away.iter().filter(|away| !away.elsewhere);
+    status.state_dir_fault.iter().cloned().chain(away.map(ToString::to_string)).collect()
 }
 
 /// The errors of a store, for a while after the last one. `-v` and the metrics count all.

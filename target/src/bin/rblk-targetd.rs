@@ -9,11 +9,12 @@ use std::time::Duration;
 use rblk_config::{Exit, TargetConfig, ignored_drop_ins};
 use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
 use rblk_operate::target::events::EVENT_LINES;
-use rblk_operate::target::flags::{Cli, Command, DoctorArgs, ServeArgs};
+use rblk_operate::target::flags::{Cli, Command, DoctorArgs, GroupCommand, ServeArgs};
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_runtime::die_of_closed_pipes;
 use rblk_target::commands::check::check;
 use rblk_target::commands::doctor::{self, Seen};
+use rblk_target::commands::group_status::group_status;
 use rblk_target::control::hand_over::{Inherited, Successor};
 use rblk_target::daemon::serve::serve;
 use rblk_target::daemon::targetd_exit::exit_of;
@@ -99,6 +100,10 @@ fn carry_out(command: Command, output: Output) -> ExitCode {
         Command::Doctor(args) => {
             die_of_closed_pipes();
             answered(doctor(&args, output), output)
+        }
+        Command::Group(GroupCommand::Status { config }) => {
+            die_of_closed_pipes();
+            answered(group_status(&config, output), output)
         }
         _ => {
             let text = "only `serve`; use rblk-target for everything else";

@@ -89,7 +89,7 @@ pub use shard_messages::{
 };
 pub use shard_volumes::StoreFailure;
 pub use stop::Unsaved;
-pub(crate) use write_job::{Landed, OneBlock};
+pub(crate) use write_job::{Landed, OneBlock, OneWrite};
 
 use crate::volume::ids::VolumeIndex;
 

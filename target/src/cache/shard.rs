@@ -5,9 +5,10 @@
 //! answers. A request may be answered before its call returns.
 //!
 //! A read whose blocks are all in the index is answered at once and costs no job. A write of one
-//! block mostly has no job either (`block_write.rs`). Any other request is a job (`job.rs`): memory
-//! first (first come, first served), then the lock on its range, then the store. A request to a
-//! volume without a cache needs only memory and the store.
+//! block mostly has no job either: [`Shard::write_one`], `block_write.rs`. Any other read, write,
+//! discard or zeroing is a job (`job.rs`). A job takes memory first (first come, first served),
+//! then the lock on its range, then the store. A job of a volume without a cache needs only memory
+//! and the store.
 //!
 //! This file decides the next step of a job: after its memory is allocated, after its lock is
 //! granted, after its store operations ended. The steps are in `read_job.rs`, `write_job.rs`,
@@ -38,7 +39,7 @@ use crate::cache::read_job::Hit;
 use crate::cache::session_memory::Sessions;
 use crate::cache::shard_clock::Clock;
 use crate::cache::shard_volumes::{ShardVolumes, StoreFailure};
-use crate::cache::write_job::{Landed, OneBlock};
+use crate::cache::write_job::{Landed, OneBlock, OneWrite};
 use crate::cache::{read_job, write_job};
 use crate::memory::arena::Arena;
 use crate::store::{OpDone, OpKind, Store};
@@ -394,12 +395,11 @@ impl<S: Store> Shard<S> {
         core.end(job);
     }
 
-    /// A reservation and its write in one, for the data of one block that has already landed. True:
-    /// the write succeeded. False: the answer comes later, from [`Self::next_written`] or, as for
-    /// [`ShardRequest::Write`], from [`Self::take_reply`]. `None`: nothing changed; the write must
-    /// be reserved and may have to wait.
+    /// A reservation and its write in one, for the data of one block that has already landed. The
+    /// answer of [`OneWrite::AtStore`] comes from [`Self::next_written`] or, as for
+    /// [`ShardRequest::Write`], from [`Self::take_reply`].
     #[inline(always)]
-    pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> Option<bool> {
+    pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> OneWrite {
         write_job::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
     }
 

@@ -40,6 +40,17 @@ pub(crate) struct OneBlock {
     pub fua: bool,
 }
 
+/// The state of a write of one block after its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OneWrite {
+    /// The block is dirty in the index, and the write succeeded.
+    Done,
+    /// The write is on its way to the store, and its answer comes later.
+    AtStore,
+    /// Nothing changed. The write must be reserved: it is not of one block, or has to wait.
+    Declined,
+}
+
 /// The landed data of a write.
 pub(crate) trait Landed {
     /// Returns the slot with the data: the private `slot` after a copy into it, or the slot in
@@ -82,9 +93,7 @@ pub(super) fn start<S: Store>(
     false
 }
 
-/// Starts a write of one block. True: the block is dirty in the index, and the write is done.
-/// False: the write is on its way to the store. `None`: nothing changed; the write must be
-/// reserved, because it is not of one block, or because it must wait.
+/// Starts a write of one block.
 #[inline(always)]
 pub(super) fn start_one<S: Store>(
     core: &mut ShardCore<S>,
@@ -92,9 +101,9 @@ pub(super) fn start_one<S: Store>(
     write_backs: &mut WriteBacks,
     write: OneBlock,
     mut data: impl Landed,
-) -> Option<bool> {
+) -> OneWrite {
     let OneBlock { volume, offset, len, fua } = write;
-    let state = core.volumes.get_mut(volume)?;
+    let Some(state) = core.volumes.get_mut(volume) else { return OneWrite::Declined };
     let cache = state.cache();
     let is_one = match cache {
         CacheMode::None => u64::from(len) <= BLOCK,
@@ -102,31 +111,34 @@ pub(super) fn start_one<S: Store>(
     };
     // A job that waits for memory goes first.
     if !is_one || !memory.has_one(&state.share) {
-        return None;
+        return OneWrite::Declined;
     }
     let is_dirty = cache == CacheMode::WriteBack && !fua;
     let lock = match cache {
         _ if is_dirty => {
             if !write_backs.has_room(&core.slots, volume, 1) {
-                return None;
+                return OneWrite::Declined;
             }
             None
         }
         CacheMode::None => None,
-        _ => Some(core.locks.try_acquire(volume, offset..offset + BLOCK)?),
+        _ => match core.locks.try_acquire(volume, offset..offset + BLOCK) {
+            None => return OneWrite::Declined,
+            lock => lock,
+        },
     };
     let Some(slot) = core.slots.allocate_one() else {
         if let Some(lock) = lock {
             core.locks.release(lock);
         }
-        return None;
+        return OneWrite::Declined;
     };
     let slot = data.land(&mut core.slots, slot);
     let block = offset / BLOCK;
     if is_dirty {
         let how = write_backs.next_dirty(&core.clock);
         core.slots.install(slot, volume, block, how);
-        return Some(true);
+        return OneWrite::Done;
     }
     let run = Segment { offset: core.slots.offset(slot), len };
     state.share.take_one();
@@ -134,7 +146,7 @@ pub(super) fn start_one<S: Store>(
     let token = core.block_writes.begin(BlockWrite { from, block, slot, len, lock, volume });
     let op = Op { token, volume, kind: OpKind::Write { offset, len, fua } };
     core.store.submit(&mut state.ops, &mut core.lists, op, &[run]);
-    Some(false)
+    OneWrite::AtStore
 }
 
 /// The store ended a write of one block. False: no such write is running.

@@ -34,7 +34,7 @@ impl Control {
             ToControl::Drain(reply) => {
                 self.watch.warn_of_stores(self.core.volumes());
                 self.ends.ask(reply);
-                self.core.drain(Instant::now());
+                self.leave(Instant::now());
             }
             ToControl::MayUpgrade(forced, reply) => {
                 let _ = reply.send(may_upgrade(self, forced));

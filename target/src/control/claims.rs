@@ -28,6 +28,10 @@ use crate::volume::ids::VolumeIndex;
 const DAMPING: Duration = Duration::from_secs(30);
 /// How long a client waits for a volume that it has ordered to be handed over.
 const MOVE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a member that is about to stop hands volumes over. What it still has then ends with it.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(15);
+/// Why a member that is about to stop takes no volume.
+const LEAVES: &str = "this member of the target is about to stop: another member serves the volume";
 /// A change that has been under way for so long may be stuck. No volume is handed over meanwhile.
 pub(super) const LONG_CHANGE: Duration = Duration::from_secs(3);
 
@@ -70,6 +74,8 @@ pub(super) struct Claims {
     orders: Vec<MoveOrder>,
     // The claims under way.
     claiming: BTreeMap<Name, MoreWishes>,
+    // Since when this member hands all its volumes over, because it is about to stop.
+    leaving: Option<Instant>,
 }
 
 /// A client waits until a volume is handed over.
@@ -99,6 +105,7 @@ impl Claims {
             lost: BTreeMap::new(),
             orders: Vec::new(),
             claiming: BTreeMap::new(),
+            leaving: None,
         }
     }
 
@@ -151,11 +158,32 @@ impl Claims {
         self.due.retain(|due| !matches!(due, DueChange::Yield(other) if *other == name));
     }
 
-    /// A volume is not handed over to a member that asks, unless a client has ordered it.
+    /// A volume is not handed over to a member that asks, unless a client has ordered it, or this
+    /// member is about to stop.
     pub(super) fn refuses(&mut self, name: Name) {
-        if !self.orders.iter().any(|order| order.name == name) {
+        if self.leaving.is_none() && !self.orders.iter().any(|order| order.name == name) {
             self.stays(name);
         }
+    }
+
+    /// This member is about to stop. It hands these volumes over, and takes none any more.
+    pub(super) fn leave(&mut self, volumes: impl IntoIterator<Item = Name>, now: Instant) {
+        self.leaving.get_or_insert(now);
+        self.due.retain(|due| matches!(due, DueChange::Yield(_)));
+        volumes.into_iter().for_each(|name| self.yield_soon(name));
+    }
+
+    /// For how long this member has handed its volumes over because it is about to stop, and how
+    /// much longer that may take.
+    pub(super) fn leaving(&self, now: Instant) -> Option<(Duration, Duration)> {
+        let lasted = now.saturating_duration_since(self.leaving?);
+        Some((lasted, LEAVE_DEADLINE.saturating_sub(lasted)))
+    }
+
+    /// Whether this member is about to stop, and has handed over what it could.
+    pub(super) fn has_left(&self, now: Instant) -> bool {
+        let is_done = self.due.is_empty() && self.under_way.is_none();
+        self.leaving(now).is_some_and(|(_, left)| is_done || left.is_zero())
     }
 
     /// Whether the target is a member of a group.
@@ -232,6 +260,9 @@ impl Claims {
             return;
         }
         let (ended, target) = (self.ended.0.clone(), self.target);
+        if self.leaving.is_some() {
+            return drop(ended.send((name, Err(LEAVES.to_owned()))));
+        }
         let (Some(member), Some(config)) = (self.member.clone(), self.others.get(&name).cloned())
         else {
             drop(ended.send((name, Err("the volume is in no group".to_owned()))));
@@ -251,12 +282,22 @@ impl Claims {
         });
     }
 
-    /// An image is open: its volume is to be served. False: it is not configured any more.
-    pub(super) fn serve_soon(&mut self, name: Name, opened: Arc<OpenedVolume>) -> bool {
+    /// An image is open: its volume is to be served.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(super) fn serve_soon(
+        &mut self,
+        name: Name,
+        opened: Arc<OpenedVolume>,
+    ) -> Result<(), &'static str> {
         let config = self.others.get(&name).cloned();
-        let is_configured = config.is_some();
-        self.due.extend(config.map(|config| DueChange::Serve(Box::new(config), opened)));
-        is_configured
+        let config = config.ok_or("the volume is not configured any more")?;
+        if self.leaving.is_some() {
+            return Err(LEAVES);
+        }
+        self.due.push(DueChange::Serve(Box::new(config), opened));
+        Ok(())
     }
 
     /// A volume is to be served by another member.
@@ -309,6 +350,9 @@ impl Claims {
                 if result.is_ok() {
                     self.others.remove(&name);
                 }
+                if result.is_ok() && self.leaving.is_some() {
+                    self.yield_soon(name);
+                }
                 EndedChange::Served(name, result)
             }
             DueChange::Yield(name) => {
@@ -331,7 +375,8 @@ pub(super) enum EndedChange {
 /// Whether the owner hands a volume over to the member that asks. `busy`: a change of another
 /// volume is under way for long, and nothing is handed over before its end. Then the owner stays,
 /// with this reason: it serves the volume.
-pub(super) fn answer_to(
+#[must_use]
+pub fn answer_to(
     ask: &Ask,
     volume: VolumeIndex,
     core: &Core,
@@ -369,7 +414,7 @@ mod tests {
         let config = VolumeConfig::memory("v", ByteSize(1 << 20));
         let opened = open_one(0, &config, (&Name::new("store").unwrap(), None)).unwrap();
         claims.others.insert(name, config);
-        assert!(claims.serve_soon(name, Arc::new(opened)));
+        claims.serve_soon(name, Arc::new(opened)).unwrap();
         claims.begin(name, Wish::TakeOver);
         assert!(claims.claiming.is_empty(), "its change waits");
         let _change = claims.next_change().unwrap();
@@ -408,6 +453,40 @@ mod tests {
         assert!(ended.send(Ok(crate::control::volumes::ChangedVolume::default())).is_ok());
         assert!(matches!(claims.ended_change(), Some(EndedChange::Yielded(_, Ok(())))));
         assert!(!claims.owes());
+    }
+
+    #[test]
+    fn a_member_that_is_about_to_stop_hands_all_over_and_takes_nothing() {
+        let (mut claims, now) = (claims(), Instant::now());
+        let (v, w) = (Name::new("v").unwrap(), Name::new("w").unwrap());
+        let config = VolumeConfig::memory("w", ByteSize(1 << 20));
+        let open = || open_one(0, &config, (&Name::new("store").unwrap(), None)).unwrap();
+        claims.others.insert(w, config.clone());
+        claims.serve_soon(w, Arc::new(open())).unwrap();
+        assert_eq!(claims.leaving(now), None);
+        claims.leave([v], now);
+        let why = claims.serve_soon(w, Arc::new(open())).unwrap_err();
+        assert!(why.contains("about to stop"), "{why}");
+        claims.begin(w, Wish::TakeOver);
+        assert!(claims.claiming.is_empty(), "no image is opened");
+        // Another member that asks for the volume does not make this one keep it.
+        claims.refuses(v);
+        assert!(!claims.has_left(now));
+        let (change, _, ended) = claims.next_change().unwrap();
+        assert_eq!((change.word(), change.name()), ("hand over", "v"));
+        assert!(!claims.has_left(now));
+        assert!(ended.send(Ok(crate::control::volumes::ChangedVolume::default())).is_ok());
+        assert!(matches!(claims.ended_change(), Some(EndedChange::Yielded(_, Ok(())))));
+        assert!(claims.has_left(now) && claims.due.is_empty());
+    }
+
+    #[test]
+    fn a_hand_over_that_is_stuck_does_not_keep_a_member_from_stopping() {
+        let (mut claims, now) = (claims(), Instant::now());
+        claims.leave([Name::new("v").unwrap()], now);
+        let _change = claims.next_change().unwrap();
+        assert!(!claims.has_left(now + LEAVE_DEADLINE / 2));
+        assert!(claims.has_left(now + LEAVE_DEADLINE));
     }
 
     #[test]

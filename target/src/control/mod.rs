@@ -18,7 +18,7 @@
 //! | [`Ends`], [`Upgrades`] | the end of the run, and the program that follows |
 
 mod answering;
-mod claims;
+pub mod claims;
 pub mod connect;
 pub mod core;
 pub(crate) mod ends;
@@ -465,6 +465,7 @@ impl Control {
         self.change_for_group();
         let busy = self.volumes.long_change(LONG_CHANGE);
         self.claims.end_late_orders(now, busy.as_deref());
+        self.stop_if_left(now);
         // The number of lines that were left out.
         while let Some(left_out) = self.core.lines().take_left_out(now) {
             left_out.log();
@@ -667,7 +668,7 @@ impl Control {
         self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
         let why = format!("{text}. `rblk-target reload` serves it again when its lock is free");
         self.description.away.retain(|away| away.name != name);
-        self.description.away.push(AwayVolume { name, why });
+        self.description.away.push(AwayVolume::new(name, why));
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
     }
 
@@ -710,9 +711,8 @@ impl Control {
     fn on_claim(&mut self, news: ClaimNews) {
         match news {
             ClaimNews::Ended(name, Ok(opened)) => {
-                if !self.claims.serve_soon(name, opened) {
-                    let why = "the volume is not configured any more".to_owned();
-                    self.claim_ended(name, Err(why));
+                if let Err(why) = self.claims.serve_soon(name, opened) {
+                    self.claim_ended(name, Err(why.to_owned()));
                 }
             }
             ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
@@ -755,6 +755,7 @@ impl Control {
                     tracing::error!(volume = %name, why, "a volume is not handed over");
                 }
             }
+            self.stop_if_left(Instant::now());
             return true;
         }
         if self.volumes.is_changing() {
@@ -769,6 +770,32 @@ impl Control {
         let parts = (&self.running, &self.persister);
         self.volumes.change((change, files, false), &mut self.core, parts, reply);
         true
+    }
+
+    /// The target is to stop. A member of a group first hands its images over: their hosts go on at
+    /// another member within a second, and do not wait for the end of this one.
+    fn leave(&mut self, now: Instant) {
+        let is_of_group = |store: &OpenStore| store.image().is_some_and(|it| it.record().is_some());
+        let images = self.volumes.backings().iter().filter(|(_, store)| is_of_group(store));
+        let names = images.filter_map(|(volume, _)| self.core.volume(*volume).map(|it| it.name));
+        let names: Vec<Name> = names.collect();
+        if names.is_empty() || self.core.is_draining() {
+            return self.core.drain(now);
+        }
+        if self.claims.leaving(now).is_none() {
+            tracing::info!(
+                volumes = names.len(),
+                "hands the volumes of the group over, and stops then"
+            );
+            self.claims.leave(names, now);
+        }
+    }
+
+    /// Stops if this member has handed over what it could.
+    fn stop_if_left(&mut self, now: Instant) {
+        if self.claims.has_left(now) && !self.core.is_draining() {
+            self.core.drain(now);
+        }
     }
 
     fn claim_ended(&mut self, name: Name, result: Result<(), String>) {
@@ -786,7 +813,7 @@ impl Control {
 
     fn is_away(&mut self, name: &Name, why: String) {
         self.description.away.retain(|away| away.name != name.as_str());
-        self.description.away.push(AwayVolume { name: name.to_string(), why });
+        self.description.away.push(AwayVolume::new(name.to_string(), why));
     }
 
     /// The outcome of a write to the records for the next run.

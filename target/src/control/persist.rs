@@ -58,7 +58,7 @@ impl Persister {
         let served: Vec<ServedVolume> = parts.volumes.iter().map(served).collect();
         for volume in &served {
             let before = records.load(volume)?;
-            tracing::info!(volume = %volume.name, %before, "the record that the run before left of the volume");
+            tracing::info!(volume = %volume.name, %before, "the record of the volume as the last run left it");
             let is_unknown = records.record(&volume.volume).is_some_and(|r| r.holder().is_none());
             if keeping.was_used && is_unknown && records.is_new(&volume.volume) {
                 tracing::warn!(

@@ -168,9 +168,8 @@ async fn run(
     let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
     // No store is open yet, and the memory of a large arena takes time.
     if stops.has_come() {
-        tracing::info!("a stop was ordered before the target was ready");
         socket.keep();
-        return Ok(None);
+        return Ok(stopped_early());
     }
     let (opened, away, state) = open_what_is_served(config, &name, before)?;
     let others = configured(config, &away);
@@ -215,6 +214,12 @@ async fn run(
     sockets.extend(config.http.zip(http).map(|(address, socket)| (name_of_http(address), socket)));
     let note = HandOver { clean, ..note };
     Ok(Some((Successor::new(program, note, leaves, sockets), file)))
+}
+
+/// A stop that came before the target was ready: no successor.
+fn stopped_early() -> Option<(Successor, SocketFile)> {
+    tracing::info!("a stop was ordered before the target was ready");
+    None
 }
 
 /// The configuration of the volumes that are away.

@@ -83,6 +83,19 @@ pub(crate) struct AwayVolume {
     pub name: String,
     /// Why, and the remedy.
     pub why: String,
+    /// Another member of the group serves it: that is no fault.
+    pub elsewhere: bool,
+}
+
+/// The words of each reason that names another member of the group.
+const ELSEWHERE: &str = "of this target serves it";
+
+impl AwayVolume {
+    /// A volume that is away for this reason.
+    pub(crate) fn new(name: String, why: String) -> Self {
+        let elsewhere = why.contains(ELSEWHERE);
+        Self { name, why, elsewhere }
+    }
 }
 
 /// Opens every volume of a configuration, as the target would. `target` is the name of the target.
@@ -154,13 +167,17 @@ pub(crate) fn open_right_ones(
         return Err(error.context(format!("volume `{}`", volume.name)));
     }
     let told = |(volume, error): (&VolumeConfig, anyhow::Error)| {
-        let (name, why) = (volume.name.clone(), said_once(error.as_ref()));
-        tracing::error!(
-            volume = name,
-            why,
-            "the volume is not served, all others are; then `rblk-target reload` adds it"
-        );
-        AwayVolume { name, why }
+        let away = AwayVolume::new(volume.name.clone(), said_once(error.as_ref()));
+        let AwayVolume { name, why, elsewhere } = &away;
+        match elsewhere {
+            true => tracing::info!(volume = name, why, "another member serves a volume"),
+            false => tracing::error!(
+                volume = name,
+                why,
+                "the volume is not served, all others are; then `rblk-target reload` adds it"
+            ),
+        }
+        away
     };
     Ok((opened, away.into_iter().map(told).collect()))
 }
@@ -473,4 +490,25 @@ fn blocks_in(bytes: u64, block_size: BlockSize) -> anyhow::Result<BlockCount> {
     block_size.blocks_in(bytes).filter(|blocks| blocks.0 > 0).with_context(|| {
         format!("size of {bytes} bytes is not a multiple of the block size {}", block_size.bytes())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_that_another_member_serves_has_no_fault() {
+        let away = |error: ImageError| AwayVolume::new("v".to_owned(), error.to_string());
+        let image = || "rbd/v".to_owned();
+        let (member, addresses) = ("a".to_owned(), vec!["tcp://192.0.2.1".to_owned()]);
+        let busy = Some("volume w is resized".to_owned());
+        for (addresses, why) in [(addresses, None), (Vec::new(), busy)] {
+            let member = member.clone();
+            assert!(
+                away(ImageError::Elsewhere { image: image(), member, addresses, why }).elsewhere
+            );
+        }
+        let owner = "192.0.2.9:0/77".to_owned();
+        assert!(!away(ImageError::Locked { image: image(), owner }).elsewhere);
+    }
 }

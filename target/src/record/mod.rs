@@ -49,7 +49,7 @@ use crate::volume::{CacheMode, Volume};
 pub use directory::{Keeping, StateDirectory};
 pub use keeper::{KeepError, Keeper, KeeperContent, Keepers, Place, Revision};
 pub use records::{Fresh, Records, ServedVolume};
-pub(crate) use shared_places::{GroupKeepers, SharedPlaces};
+pub use shared_places::{GroupKeepers, SharedPlaces};
 pub(crate) use text::{parse as parse_record, text_of as record_text};
 pub(crate) use writer::{RecordOutcome, RecordWriter};
 

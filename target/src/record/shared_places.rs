@@ -14,17 +14,17 @@ use crate::record::holders::VolumeUuid;
 
 /// See the module. Copies are of one table.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SharedPlaces(Arc<Mutex<BTreeMap<VolumeUuid, SharedPlace>>>);
+pub struct SharedPlaces(Arc<Mutex<BTreeMap<VolumeUuid, SharedPlace>>>);
 
 impl SharedPlaces {
     /// The record of a volume is at this place, from the next load of the volume on.
-    pub(crate) fn put(&self, volume: VolumeUuid, place: Arc<dyn Keeper + Sync>) {
+    pub fn put(&self, volume: VolumeUuid, place: Arc<dyn Keeper + Sync>) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         places.insert(volume, SharedPlace(place));
     }
 
     /// Whether the record of a volume is at such a place.
-    pub(crate) fn has(&self, volume: &VolumeUuid) -> bool {
+    pub fn has(&self, volume: &VolumeUuid) -> bool {
         self.of(volume).is_some()
     }
 
@@ -57,14 +57,15 @@ impl Keeper for SharedPlace {
 
 /// The places of all records of a target. See the module.
 #[derive(Debug)]
-pub(crate) struct GroupKeepers {
+pub struct GroupKeepers {
     own: StateDirectory,
     shared: SharedPlaces,
 }
 
 impl GroupKeepers {
     /// Those in the directory, and the shared ones.
-    pub(crate) fn new(own: StateDirectory, shared: SharedPlaces) -> Self {
+    #[must_use]
+    pub fn new(own: StateDirectory, shared: SharedPlaces) -> Self {
         Self { own, shared }
     }
 }

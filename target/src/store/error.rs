@@ -130,7 +130,7 @@ pub enum StoreError {
         access: &'static str,
     },
     /// The file system or device is read-only.
-    #[error("{path}: is read-only (file system or device); export the volume read-only or make it writable", path = path.display())]
+    #[error("{path}: is read-only (file system or device, or a path outside ReadWritePaths= of the unit); export the volume read-only or make it writable", path = path.display())]
     ReadOnly {
         /// The path to open.
         path: PathBuf,

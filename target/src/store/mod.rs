@@ -43,7 +43,7 @@ mod error;
 mod methods;
 mod open_store;
 mod protection;
-pub(crate) mod rbd;
+pub mod rbd;
 mod store_identity;
 #[cfg(test)]
 mod sync;

@@ -35,7 +35,7 @@ pub struct StoreIdentity(String);
 impl StoreIdentity {
     /// Parses a stored identity; `None` for any other text.
     #[must_use]
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let good = (1..=LEN_MAX).contains(&text.len()) && !text.contains(char::is_control);
         good.then(|| Self(text.to_owned()))
     }

@@ -8,6 +8,7 @@ use rblk_bench::result::Run;
 use rblk_bench::{JOURNALS, TAG, folder};
 
 use super::Lab;
+use super::call_probe::CallProbe;
 use super::kernel_feature::KernelFeature;
 use super::process::{Finished, Running, signal, start};
 use super::wait::{DEADLINE, until};
@@ -25,13 +26,15 @@ const CLEAN_UP: Duration = Duration::from_secs(120);
 pub struct Bench<'l> {
     lab: &'l Lab,
     modules: BTreeSet<String>,
+    _probe: Option<CallProbe>,
 }
 
 impl<'l> Bench<'l> {
     /// Notes the kernel's modules before any run.
     #[must_use]
     pub fn new(lab: &'l Lab) -> Self {
-        Self { lab, modules: modules() }
+        let probe = KernelFeature::COUNTED_CALLS.is_there() && CallProbe::trigger().exists();
+        Self { lab, modules: modules(), _probe: probe.then(CallProbe::keep) }
     }
 
     /// Compares systems in the cells of `smoke`, one round of a second each, with small disks.
@@ -144,8 +147,9 @@ impl<'l> Bench<'l> {
         let more = loaded.difference(&self.modules).filter(|name| !is_algorithm(name));
         left.extend(more.map(|name| format!("module {name}")));
         left.extend(children().into_iter().map(|pid| format!("process {pid}")));
-        let trigger = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger";
-        if std::fs::read_to_string(trigger).is_ok_and(|text| text.contains("rblk_bench")) {
+        if std::fs::read_to_string(CallProbe::trigger())
+            .is_ok_and(|text| text.contains("rblk_bench"))
+        {
             left.push("system calls are counted".to_owned());
         }
         left

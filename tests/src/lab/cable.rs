@@ -19,8 +19,9 @@ use super::wait::DEADLINE;
 pub(super) struct Cable {
     space: &'static str,
     ends: [String; 2],
-    ports: [String; 2],
-    bridge: String,
+    /// Ports of the bridge.
+    pub(super) ports: [String; 2],
+    pub(super) bridge: String,
     devices: [String; 2],
     hosts: [String; 2],
     links: [String; 2],
@@ -64,6 +65,12 @@ impl Cable {
         &self.hosts[1]
     }
 
+    /// The command that gives the other host its address, or takes it away.
+    pub(super) fn far_address(&self, what: &str) -> String {
+        let Self { space, ends: [_, far], hosts: [_, host], .. } = self;
+        format!("ip -n {space} addr {what} {host}/24 dev {far}")
+    }
+
     /// Lays the cable, with RDMA devices of a kind at its ends.
     pub(super) fn plug(&self, kind: &str) {
         let Self { space, ends: [near, far], ports, bridge, devices, hosts, links } = self;
@@ -78,7 +85,7 @@ impl Cable {
         ip(&format!("ip link set {far} netns {space}"));
         ip(&format!("ip addr add {}/24 dev {near}", hosts[0]));
         ip(&format!("ip link set {near} up"));
-        ip(&format!("ip -n {space} addr add {}/24 dev {far}", hosts[1]));
+        ip(&self.far_address("add"));
         ip(&format!("ip -n {space} link set {far} up"));
         // Each end knows the other as a neighbour. Otherwise the answer to ARP may come before the
         // RDMA core waits for it, and the core then waits for its whole timeout.

@@ -1,7 +1,7 @@
 //! Counters by name: those of the daemons, as their JSON has them, and those of the RDMA devices.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Counters at one moment, or the difference of two.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,14 +39,29 @@ impl Counts {
     }
 }
 
+/// The RDMA devices that the kernel lists.
+const DEVICES: &str = "/sys/class/infiniband";
+
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
 /// Counters of the RDMA devices themselves, all ports together: packets, retries and any others of
 /// the driver.
 #[must_use]
 pub fn fabric_packets() -> Counts {
+    packets_of(entries(Path::new(DEVICES)))
+}
+
+/// The same of one device of this host.
+#[must_use]
+pub fn device_packets(device: &str) -> Counts {
+    packets_of([Path::new(DEVICES).join(device)])
+}
+
+fn packets_of(devices: impl IntoIterator<Item = PathBuf>) -> Counts {
     let mut counts = BTreeMap::new();
-    let entries =
-        |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
-    for device in entries(Path::new("/sys/class/infiniband")) {
+    for device in devices {
         let ports = entries(&device.join("ports"));
         let places = ports.map(|port| port.join("hw_counters")).chain([device.join("hw_counters")]);
         for file in places.flat_map(|dir| entries(&dir).collect::<Vec<_>>()) {

@@ -6,7 +6,7 @@
 use std::time::SystemTime;
 
 use super::Lab;
-use super::cable::{Cable, make_host};
+use super::cable::{Cable, ip, make_host};
 use super::process::start;
 use super::wait::DEADLINE;
 
@@ -20,11 +20,30 @@ pub struct FarHost {
     hosts: Vec<String>,
 }
 
-/// A cut cable. Drop mends it.
+/// How a cable fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CableFault {
+    /// Nothing comes through.
+    Cut,
+    /// The far host hears, and is not heard.
+    Silent,
+    /// Everything comes through seconds late, and some of it after the cable is mended.
+    Stalled,
+    /// The far host has lost the address. Not for RDMA: see [`FarHost`].
+    NoAddress,
+}
+
+/// How late packets are on a cable that is [stalled](CableFault::Stalled).
+const LATE: &str = "delay 3s";
+/// How they are on a cable that was. Those under way stay late.
+const IN_TIME: &str = "delay 0ms";
+
+/// A cable that fails. Drop mends it.
 #[derive(Debug)]
 pub struct Cut<'f> {
     far: &'f FarHost,
     cable: usize,
+    how: CableFault,
     /// A moment just before the cut.
     pub at: SystemTime,
 }
@@ -47,6 +66,8 @@ impl FarHost {
     #[must_use]
     pub fn with_cables(lab: &Lab, cables: usize) -> Self {
         assert!((1..=CABLES).contains(&cables), "{cables} cables");
+        // May be built in.
+        let _ = start(&["modprobe", "-q", "sch_netem"]).finish(DEADLINE);
         make_host(SPACE);
         let mut host = Self { hosts: Vec::new() };
         for cable in 0..cables {
@@ -75,6 +96,13 @@ impl FarHost {
         &self.hosts
     }
 
+    /// The RDMA device of this host on a cable.
+    #[must_use]
+    pub fn near_device(cable: usize) -> String {
+        let [near, _] = Cable::of(cable, SPACE).devices;
+        near
+    }
+
     /// Cuts the first cable: both hosts still send, and neither hears anything.
     ///
     /// # Panics
@@ -90,17 +118,49 @@ impl FarHost {
     /// The bridge keeps its port.
     #[must_use]
     pub fn cut_cable(&self, cable: usize) -> Cut<'_> {
-        let at = SystemTime::now();
-        Cable::of(cable, SPACE).cut();
-        Cut { far: self, cable, at }
+        self.break_cable(cable, CableFault::Cut)
     }
+
+    /// Has one cable fail.
+    ///
+    /// # Panics
+    /// A command fails.
+    #[must_use]
+    pub fn break_cable(&self, cable: usize, how: CableFault) -> Cut<'_> {
+        let at = SystemTime::now();
+        let names = Cable::of(cable, SPACE);
+        let [near, far] = &names.ports;
+        match how {
+            CableFault::Cut => ip(&format!("ip link set {far} nomaster")),
+            // What a port of the bridge sends goes to the end on its side.
+            CableFault::Silent => ip(&queue(near, "loss 100%")),
+            CableFault::Stalled => [near, far].into_iter().for_each(|port| ip(&queue(port, LATE))),
+            CableFault::NoAddress => ip(&names.far_address("del")),
+        }
+        Cut { far: self, cable, how, at }
+    }
+}
+
+/// The command that has the packets of a port wait or vanish.
+fn queue(port: &str, how: &str) -> String {
+    format!("tc qdisc replace dev {port} root netem {how} limit 100000")
 }
 
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
-        let ended = Cable::of(self.cable, SPACE).mend();
-        if ended.code() != 0 {
-            println!("the cable to {} stays cut: {ended}", self.far.hosts[self.cable]);
+        let names = Cable::of(self.cable, SPACE);
+        let [near, far] = &names.ports;
+        let commands = match self.how {
+            CableFault::Cut => vec![format!("ip link set {far} master {}", names.bridge)],
+            CableFault::Silent => vec![queue(near, IN_TIME)],
+            CableFault::Stalled => [near, far].map(|port| queue(port, IN_TIME)).to_vec(),
+            CableFault::NoAddress => vec![names.far_address("add")],
+        };
+        for command in commands {
+            let ended = start(&command.split(' ').collect::<Vec<_>>()).finish(DEADLINE);
+            if ended.code() != 0 {
+                println!("the cable to {} stays cut: {ended}", self.far.hosts[self.cable]);
+            }
         }
     }
 }

@@ -166,11 +166,6 @@ impl Drive {
                 way.break_link(silent);
             }
         }
-        if self.random.below(300) == 0 {
-            let aside: WaySet =
-                (0..self.heals.len()).filter(|_| self.random.chance(300)).map(place).collect();
-            self.bench.site.rig.engine_mut(self.queue).set_aside(aside);
-        }
         let store = self.bench.site.rig.store_mut();
         if self.releases.is_none() && store.changes_in_flight() > 0 && self.random.below(60) == 0 {
             store.hold();
@@ -247,6 +242,9 @@ impl Drive {
         let ends = self.bench.site.rig.take_way_ends(self.queue);
         let ended: WaySet = ends
             .into_iter()
+            .inspect(|(way, end)| {
+                assert!(!matches!(end, PathEnd::Protocol(_)), "{way:?}: {end:?}");
+            })
             .filter(|(_, end)| *end != PathEnd::Dropped)
             .map(|(way, _)| way)
             .collect();

@@ -28,6 +28,14 @@ fn plan(seed: u64) -> Plan {
     plan
 }
 
+/// Commands that have been sent by each way.
+fn commands(bench: &Bench, queue: QueueId) -> [u64; 2] {
+    [0, 1].map(|at| {
+        let work = bench.site.rig.sent_by(queue, WayIndex::new(at).expect("a place"));
+        work.reads + work.writes
+    })
+}
+
 /// Bytes that the links of each way have carried.
 fn carried(bench: &Bench, queue: QueueId) -> [u64; 2] {
     [0, 1].map(|at| {
@@ -39,11 +47,12 @@ fn carried(bench: &Bench, queue: QueueId) -> [u64; 2] {
 /// Large writes and reads, several at a time, by a queue with two ways.
 ///
 /// # Panics
-/// A way carries more than 55 % of the data, or a read finds other data than was written.
+/// A way carries more than 55 % of the data or of the commands, or a read finds other data than was
+/// written.
 pub fn equal_halves(seed: u64) {
     let (mut bench, queue) = both(Bench::by(plan(seed), 2), ChoicePolicy::Least);
     for op in [IoOp::Write, IoOp::Read] {
-        let before = carried(&bench, queue);
+        let (before, sent_before) = (carried(&bench, queue), commands(&bench, queue));
         for round in 0..ROUNDS {
             let round = if op == IoOp::Read { ROUNDS - 1 } else { round };
             let value = |at: u16| round * u64::from(DEPTH) + u64::from(at);
@@ -61,6 +70,11 @@ pub fn equal_halves(seed: u64) {
         let total: u64 = shares.iter().sum();
         assert!(total >= ROUNDS * u64::from(DEPTH) * u64::from(BYTES), "{op:?}: {shares:?}");
         assert!(shares.iter().all(|share| share * 100 <= total * 55), "{op:?}: {shares:?}");
+        let sent_after = commands(&bench, queue);
+        let sent = [0, 1].map(|way| sent_after[way] - sent_before[way]);
+        let all: u64 = sent.iter().sum();
+        assert_eq!(all, ROUNDS * u64::from(DEPTH), "{op:?}: {sent:?}");
+        assert!(sent.iter().all(|share| share * 100 <= all * 55), "{op:?}: {sent:?} commands");
     }
     assert_eq!(bench.site.breaches(), [] as [String; 0]);
 }

@@ -151,6 +151,8 @@ pub enum Moment {
     Drop,
     /// DROP was answered by the target; the answer is under way.
     Dropped,
+    /// A connection of the target is gone, with everything that was done for it.
+    Buried,
 }
 
 /// When the next fault comes.
@@ -160,6 +162,8 @@ pub enum When {
     Steps(u64),
     /// At the next such moment, or after many steps without one.
     At(Moment),
+    /// So many steps after that moment.
+    After(Moment, u64),
 }
 
 /// A simulation.

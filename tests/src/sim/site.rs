@@ -310,6 +310,7 @@ impl Site {
             }
             log.add("gone", [gone.session.index.into(), gone.epoch.0.into(), 0]);
             self.owners.remove(&gone.admission);
+            moments.push(Moment::Buried);
             if let Some(core) = &mut self.core {
                 core.gone(gone.admission, now);
             }

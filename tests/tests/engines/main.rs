@@ -16,6 +16,7 @@ mod data_path;
 mod digests;
 mod engine;
 mod faults;
+mod groups;
 mod iwarp;
 mod landing;
 mod lanes;

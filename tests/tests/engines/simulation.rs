@@ -4,12 +4,14 @@
 //! An optimised build runs 5000 seeds, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N` runs one
 //! seed alone.
 
+use std::time::Duration;
+
 use rblk_initiator::engine::io::IoOp;
 use rblk_rig::seed::Random;
 use rblk_tests::oracle::Oracle;
-use rblk_tests::sim::plan::{Break, Fault};
+use rblk_tests::sim::World;
+use rblk_tests::sim::plan::{Break, Death, Fault, Moment, Plan, When};
 use rblk_tests::sim::world::Report;
-use rblk_tests::sim::{Plan, World};
 use rblk_tests::storm::{is_thorough, seeds};
 
 fn size() -> u64 {
@@ -89,6 +91,65 @@ fn a_stale_write_never_lands() {
         Oracle::fill(last.expect("a change"), range.start, &mut data);
         assert!(world.stored()[range] == data, "seed {seed}: not what was written last");
         let _ = world.finish();
+    }
+}
+
+/// The steps of a DROP and of a join.
+const STEPS: [Moment; 7] = [
+    Moment::Drop,
+    Moment::Buried,
+    Moment::Dropped,
+    Moment::Login,
+    Moment::LoggedIn,
+    Moment::Queue,
+    Moment::Arrived,
+];
+
+/// The deaths of either end, and of both.
+fn deaths(random: &mut Random) -> [Vec<Fault>; 5] {
+    let mut steps = || random.below(400);
+    let server = Fault::Server { host: 0, steps: steps() };
+    let program = Fault::Target { death: Death::Program, steps: steps() };
+    let machine = Fault::Target { death: Death::Machine, steps: steps() };
+    let host = Fault::Host { host: 0, steps: steps() };
+    [vec![server], vec![program], vec![machine], vec![host], vec![program, server]]
+}
+
+/// One of several ways breaks while the store holds a write. Later, in a step of the DROP or of the
+/// way's return, an end dies.
+fn one_of_several_ways_breaks(seed: u64, random: &mut Random) -> Plan {
+    let base = Plan { hosts: 1, addresses: 2 + random.index(3), ways: true, ..Plan::random(seed) };
+    // The moments come within the patience of a fault.
+    let detect = Duration::from_millis(200);
+    let plan = Plan { queues: 2, fail_after: None, detect, requests: 120, ..base };
+    let hold = Fault::Hold { steps: random.within(50, 600) };
+    let address = Some(random.index(plan.addresses));
+    let how = [Break::Cut, Break::Silence, Break::Stall][random.index(3)];
+    let link = Fault::Link { host: 0, address, how, steps: random.below(400) };
+    let whole = When::After(Moment::Arrived, random.below(60));
+    let faults = vec![(whole, hold), (When::At(Moment::Held), link)];
+    Plan { faults, ..plan }
+}
+
+#[test]
+fn either_end_may_die_in_each_step_of_a_drop_and_of_a_join() {
+    let count = rblk_tests::long::times(if is_thorough() { 12 } else { 1 }, 300);
+    for at in STEPS {
+        for which in 0..5 {
+            let mut met = 0;
+            for seed in seeds(count) {
+                let mut random = Random::new(seed ^ 0x6b69_6c6c ^ (which << 32) as u64);
+                let mut plan = one_of_several_ways_breaks(seed, &mut random);
+                let deaths = deaths(&mut random);
+                let (first, others) = deaths[which].split_first().expect("a death");
+                plan.faults.push((When::After(at, random.below(12)), *first));
+                plan.faults.extend(others.iter().map(|other| (When::Steps(0), *other)));
+                met += World::run(plan).after_moments;
+            }
+            // Otherwise no run reached the step.
+            let few = std::env::var_os("RBLK_SEED").is_some() || !is_thorough();
+            assert!(few || met > count, "{at:?}, death {which}: {met} of {count}");
+        }
     }
 }
 

@@ -60,6 +60,8 @@ for dir in dev proc sys; do
 done
 kernel=$(ls root/lib/modules)
 cp "root/boot/vmlinuz-$kernel" vmlinuz
+# The directories of this environment are not there inside.
+unset TMPDIR
 nice -n 10 chroot root update-initramfs -u
 cp "root/boot/initrd.img-$kernel" initramfs-tools.initrd
 nice -n 10 chroot root dracut --quiet --force --no-hostonly --add "rblk systemd-networkd" \

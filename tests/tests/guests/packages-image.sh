@@ -71,6 +71,8 @@ sed -i 's/^MODULES=.*/MODULES=list/' root/etc/initramfs-tools/initramfs.conf
 for dir in dev proc sys; do
     mount --bind "/$dir" "root/$dir"
 done
+# The directories of this environment are not there inside.
+unset TMPDIR
 nice -n 10 chroot root update-initramfs -u
 umount root/dev root/proc root/sys
 cp "root/boot/initrd.img-$kernel" initrd

@@ -479,6 +479,8 @@ contained() {
     rm -rf /packages/box/etc/rblk/*
     cd /usr/share/doc/rblk-initiator/examples/container || die "no profiles"
     char=$(awk '$2 == "ublk-char" { print $1 }' /proc/devices)
+    show stat -fc %T /sys/fs/cgroup
+    show cat /sys/module/apparmor/parameters/enabled
     must podman secret create rblk-host-key /etc/rblk/host.key
     flags=$(sed -n '/^podman run -d --name mount1/,/stop-timeout/p' $recipe | tr -d '\\\n"' | sed "s/.char/$char/")
     flags=${flags#podman run}

@@ -18,6 +18,7 @@ mod kernels;
 mod messages;
 mod refusals;
 mod session;
+mod two_devices;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

@@ -26,6 +26,7 @@ mod shared_memory;
 mod stale;
 mod storm;
 mod target_upgrade;
+mod two_ways;
 mod writer;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! Several addresses of one target: the mount switches to another one, and back, or uses all of
-//! them at once.
+//! Several addresses of one target: the mount switches to another one, and back.
 
 use std::time::Duration;
 
@@ -13,46 +12,6 @@ use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_f
 /// The state of a mount that is connected by an address of that host.
 fn uses(mounted: &Mounted<'_>, host: &str) -> Option<MountStatus> {
     mounted.look().filter(|status| status.state == "connected" && status.address.contains(host))
-}
-
-/// Both cables carry requests, and each is cut in turn. No request fails, fio reads what it wrote,
-/// and the mount is never without a way.
-#[test]
-#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn one_of_two_ways_is_cut_again_and_again() {
-    if KernelFeature::FAR_HOST.is_missing() {
-        return;
-    }
-    run("one_of_two_ways_is_cut_again_and_again", |lab| {
-        let far = FarHost::with_cables(lab, 2);
-        let _target = Target::start(lab, &serve_file(lab, 512 * MIB).on(&far));
-        let [one, two] = [0, 1].map(|cable| far.hosts()[cable].clone());
-        let flags = flags(format!("rdma://{one}")).path(&format!("rdma://{two}"));
-        let mounted = Mounted::new(lab, &flags.flag("--paths", "all"));
-        let node = mounted.node();
-        let told = |line: &str| mounted.log().matches(line).count();
-        let until_told = |line: &str, count: usize| {
-            until(line, PATIENCE, || (told(line) >= count).then_some(()));
-        };
-        let (lost, joined) = ("lost a path", "one more path carries requests");
-        until_told(joined, 1);
-        let meter = StallMeter::start(mounted.device());
-        let fio = endless_fio(&mounted).start();
-        wait_for_io(&mounted, &meter);
-        for round in 0..lab.times(4, 20) {
-            let cut = far.cut_cable(round % 2);
-            until_told(lost, round + 1);
-            wait_for_io(&mounted, &meter);
-            drop(cut);
-            until_told(joined, round + 2);
-            wait_for_io(&mounted, &meter);
-            println!("{}: {round}: at most {:.2?} without an answer", lab.test(), meter.longest());
-        }
-        let _ = fio.stop(DEADLINE).ok();
-        assert_eq!(told("lost the target"), 0, "{}", mounted.log());
-        assert_eq!((mounted.node(), mounted.status().total.errors), (node, 0));
-        mounted.umount();
-    });
 }
 
 #[test]

@@ -93,6 +93,7 @@ impl Bed {
             ("rblk-target", "reload", format!("--dry-run --control-socket {socket}")),
             ("rblk-target", "dump", format!("--control-socket {socket}")),
             ("rblk-target", "check", format!("--config {config}")),
+            ("rblk-target", "group status", format!("--config {config}")),
             ("rblk-target", "doctor", format!("--config {config}")),
             ("rblk-target", "status", format!("--control-socket {socket}")),
             ("rblk-target", "events", format!("--control-socket {socket}")),

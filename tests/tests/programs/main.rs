@@ -9,6 +9,7 @@ mod cache_status;
 mod capi;
 mod ceph;
 mod ceph_groups;
+mod ceph_page;
 mod checks;
 mod client_tasks;
 mod commands;

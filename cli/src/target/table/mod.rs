@@ -20,6 +20,9 @@ pub(crate) fn status(status: &TargetStatus, details: bool) -> String {
         text += &wrapped(&format!("WARN  {warning}"), "");
     }
     text += &wrapped(&format!("listening on {}", status.listen.join(", ")), "");
+    for away in status.volumes_away.iter().filter(|away| away.elsewhere) {
+        text += &wrapped(&away.to_string(), "");
+    }
     for table in [devices(status), volumes(&status.volumes), sessions(&status.sessions)] {
         if !table.is_empty() {
             let _ = write!(text, "\n{table}");

@@ -6,8 +6,7 @@
 //! - Small requests go by the *home* way of the queue, so that they share messages. The homes of
 //!   the queues are spread over the ways. A queue leaves its home for a request when the home owes
 //!   many answers and another way owes few.
-//! - A way of a lower [tier](WayTerms::tier) is used while no way of a higher one lives. A way that
-//!   is [set aside](Choice::set_aside) is used while the others of the tier are, too.
+//! - A way of a lower [tier](WayTerms::tier) is used while no way of a higher one lives.
 
 use rblk_protocol::limits::LANE_BYTES;
 
@@ -53,8 +52,7 @@ pub struct Choice {
     queue: usize,
     terms: [WayTerms; 8],
     live: WaySet,
-    aside: WaySet,
-    // The ways in use: `live`, but for tiers and those set aside.
+    // The ways in use: those of `live` in the best tier.
     used: WaySet,
     home: Option<WayIndex>,
     // The speeds of all ways in use are known.
@@ -71,7 +69,6 @@ impl Choice {
             queue: usize::from(queue),
             terms: [WayTerms::default(); 8],
             live: WaySet::NONE,
-            aside: WaySet::NONE,
             used: WaySet::NONE,
             home: None,
             by_speed: false,
@@ -83,24 +80,12 @@ impl Choice {
     pub fn lives(&mut self, way: WayIndex, terms: WayTerms) {
         self.terms[way.get()] = terms;
         self.live.insert(way);
-        self.aside.remove(way);
         self.decide();
     }
 
     /// A way died.
     pub fn died(&mut self, way: WayIndex) {
         self.live.remove(way);
-        self.aside.remove(way);
-        self.decide();
-    }
-
-    /// Sets a way aside because it is slow, or takes it back.
-    pub fn set_aside(&mut self, way: WayIndex, aside: bool) {
-        if aside && self.live.has(way) {
-            self.aside.insert(way);
-        } else {
-            self.aside.remove(way);
-        }
         self.decide();
     }
 
@@ -120,9 +105,7 @@ impl Choice {
     fn decide(&mut self) {
         let tier = |way: WayIndex| self.terms[way.get()].tier;
         let best = self.live.iter().map(tier).min();
-        let of_tier: WaySet = self.live.iter().filter(|way| Some(tier(*way)) == best).collect();
-        let fine = of_tier.without(self.aside);
-        self.used = if fine.is_empty() { of_tier } else { fine };
+        self.used = self.live.iter().filter(|way| Some(tier(*way)) == best).collect();
         self.home = self.used.nth(self.queue);
         self.by_speed = self.used.iter().all(|way| self.terms[way.get()].speed > 0);
     }
@@ -261,22 +244,17 @@ mod tests {
     }
 
     #[test]
-    fn tiers_and_slow_ways() {
+    fn a_lower_tier_is_used_while_no_better_one_lives() {
         let tcp = WayTerms { tier: 1, speed: 0 };
         let mut choice = of(0, &[(0, tcp), (1, WayTerms::default()), (2, WayTerms::default())]);
         let used = |choice: &Choice| choice.used().iter().map(WayIndex::get).collect::<Vec<_>>();
         assert_eq!(used(&choice), [1, 2]);
-        choice.set_aside(way(1), true);
-        assert_eq!(used(&choice), [2]);
-        choice.set_aside(way(2), true);
-        assert_eq!(used(&choice), [1, 2], "slow as they are, they are of the better tier");
         choice.died(way(1));
         assert_eq!(used(&choice), [2]);
         choice.died(way(2));
         assert_eq!(used(&choice), [0]);
         choice.lives(way(1), WayTerms::default());
-        assert_eq!(used(&choice), [1], "a new life begins in good repute");
-        choice.set_aside(way(3), true);
+        assert_eq!(used(&choice), [1]);
         choice.lives(way(3), WayTerms::default());
         assert_eq!(used(&choice), [1, 3]);
     }
@@ -296,7 +274,7 @@ mod tests {
         /// Whatever happens, a request goes by a live way of the best tier, if there is one.
         #[test]
         fn the_chosen_way_lives(
-            steps in proptest::collection::vec((0usize..8, 0u8..4, 0u8..3, 0u32..3), 1..60),
+            steps in proptest::collection::vec((0usize..8, 0u8..3, 0u8..3, 0u32..3), 1..60),
             loads in proptest::collection::vec((0u32..40, 0u64..1 << 22), 8),
             queue in 0u16..64,
             in_turn in any::<bool>(),
@@ -310,11 +288,10 @@ mod tests {
                         choice.lives(way(at), WayTerms { tier, speed });
                         tiers[at] = Some(tier);
                     }
-                    2 => {
+                    _ => {
                         choice.died(way(at));
                         tiers[at] = None;
                     }
-                    _ => choice.set_aside(way(at), tier > 0),
                 }
                 let best = tiers.iter().flatten().min().copied();
                 for bytes in [0, 4096, 32 << 10, 1 << 20] {

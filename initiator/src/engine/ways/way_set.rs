@@ -45,13 +45,6 @@ impl WaySet {
         self.0 &= !(1 << way.0);
     }
 
-    /// Those that are not in `others`.
-    #[must_use]
-    #[inline]
-    pub fn without(self, others: Self) -> Self {
-        Self(self.0 & !others.0)
-    }
-
     /// The ways in order.
     pub fn iter(self) -> impl Iterator<Item = WayIndex> {
         (0..8).map(WayIndex).filter(move |way| self.has(*way))

@@ -1,7 +1,7 @@
 //! [`QueueThread`]: ublk requests to the [`Engine`](crate::engine::Engine), and outcomes back.
 //!
 //! One thread, one ring: the thread fetches and commits ublk requests by it, and sleeps in it for
-//! completions, mail and requests alike. A turn enters the kernel at most once; when the thread
+//! completions, mail and requests alike. A turn enters the ring at most once; when the thread
 //! sleeps and how, [`rblk_runtime::data_thread`] says.
 
 use std::io;

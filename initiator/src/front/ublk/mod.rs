@@ -21,7 +21,7 @@
 //!   [`UblkQueue::complete`], and the kernel's otherwise. The driver copies on the data thread
 //!   itself, inside its turns. So no one touches a buffer after the queue is dropped, and there is
 //!   no copy in the completion path of a write or before the delivery of a read.
-//! - A data thread makes at most one system call a turn, and without waiting none when
+//! - A data thread enters the ring at most once a turn, and without waiting not at all when
 //!   [`UblkQueue::needs_enter`] is false. It allocates nothing, takes no lock and writes no log.
 //!   Nothing the kernel hands over can make it panic.
 //!

@@ -22,6 +22,7 @@ use super::device::request_limit::{FILL, RequestLimit};
 use super::note::NO_DEVICE;
 use super::note::note_keeper::NoteKeeper;
 use crate::engine::durability::Durability;
+use crate::engine::ways::{PLACES, WayIndex};
 use crate::front::ublk::{Control, Device, DeviceToken, LEFT_DEADLINE, LeaveGate};
 use crate::front::vhost::GuestLeft;
 use crate::queue::FromQueue;
@@ -31,6 +32,7 @@ use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, target_keys};
 use rblk_operate::mount::mount_ask::Response;
 use rblk_operate::mount::mount_status::MountStatus;
 use rblk_operate::mount::mount_times::MountTimes;
+use rblk_operate::mount::path_status::PathWork;
 use rblk_operate::mount::queue_counts::QueueCounts;
 
 /// Time to remove the device while the target answers.
@@ -60,7 +62,7 @@ pub(super) struct Mount {
     // rest.
     status: MountStatus,
     since: Instant,
-    rates: RateWindow<Work>,
+    rates: RateWindow<(Work, [PathWork; PLACES])>,
 }
 
 impl Mount {
@@ -134,7 +136,14 @@ impl Mount {
                 written_bytes: counts.written_bytes,
             });
         }
-        self.rates.take(Instant::now(), work);
+        self.rates.take(Instant::now(), (work, self.work_by_path()));
+    }
+
+    /// What was sent by each path of a mount that has several.
+    fn work_by_path(&self) -> [PathWork; PLACES] {
+        let queues = self.volume.queues();
+        let work = |at| WayIndex::new(at).map(|way| queues.sent_by(way)).unwrap_or_default();
+        std::array::from_fn(work)
     }
 
     /// The present status.
@@ -158,7 +167,7 @@ impl Mount {
             by_queue,
             latency,
             latency_by_queue,
-            rates: self.rates.moments().map(|(a, b, apart)| Rates::between(a, b, apart)),
+            rates: self.rates.moments().map(|((a, _), (b, _), time)| Rates::between(a, b, time)),
             ..self.status.clone()
         };
         let facts = self.volume.facts();
@@ -167,6 +176,11 @@ impl Mount {
         status.read_only = facts.has(VolumeFlags::READ_ONLY);
         status.retain_bytes = self.volume.retain_bytes();
         self.volume.link().report(&mut status);
+        let paths = status.paths.iter_mut().zip(self.work_by_path());
+        for (at, (path, work)) in paths.enumerate() {
+            path.work = work;
+            path.rates = self.rates.moments().map(|((_, a), (_, b), t)| b[at].rates(&a[at], t));
+        }
         status.with_lost()
     }
 

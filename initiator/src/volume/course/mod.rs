@@ -31,7 +31,7 @@ mod shape;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::width::narrow;
-use rblk_protocol::{Epoch, InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags};
+use rblk_protocol::{Epoch, InstanceId, LoginReply, Mutation, OpenReply, VolumeEntry, VolumeFlags};
 
 use failback::{Failback, Probed};
 use rounds::Rounds;
@@ -275,7 +275,9 @@ impl Course {
     /// One more way joins the session, in this epoch: it was never named before. Write the note
     /// before the way is tried.
     pub fn joins(&mut self, epoch: Epoch) {
-        if let Some((_, newest)) = &mut self.facts.resume {
+        if let Some((_, newest)) = &mut self.facts.resume
+            && !Mutation::WayEpochAgain.is_on()
+        {
             *newest = (*newest).max(epoch);
         }
     }

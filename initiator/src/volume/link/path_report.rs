@@ -50,6 +50,7 @@ impl TargetLink {
             for_ms: millis(Instant::now().saturating_duration_since(since)),
             lost,
             reason: tried.and_then(|_| self.faults.get(at).cloned().flatten()),
+            ..PathStatus::default()
         }
     }
 }

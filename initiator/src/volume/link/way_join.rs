@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rblk_fabric::{Address, ConnectOptions, Region};
-use rblk_protocol::{InstanceId, LoginReply, SessionId, VolumeHandle};
+use rblk_protocol::{InstanceId, SessionId, VolumeHandle};
 
 use crate::engine::path::{Path, QueueMemory};
 use crate::volume::error::SessionError;
@@ -74,9 +74,8 @@ impl WayJoin {
     }
 
     async fn connect(&self, session: &mut Session) -> anyhow::Result<Vec<(u16, Path)>> {
-        let LoginReply { session: found, instance, epoch, .. } = session.login();
-        let expected = (self.session, self.instance, self.attempt.epoch);
-        if !session.has_ways() || (found, instance, epoch) != expected {
+        let leads_to_it = self.attempt.leads_to(self.session, self.instance, &session.login());
+        if !session.has_ways() || !leads_to_it {
             return Err(Elsewhere.into());
         }
         let mut paths = Vec::new();

@@ -20,6 +20,7 @@ use crate::engine::ways::choice::ChoicePolicy;
 use crate::engine::ways::{PLACES, WayIndex};
 use crate::queue::{EngineDriverParts, FromQueue, MailFate, QueueHandle, ToQueue};
 use rblk_operate::mount::mount_times::MountTimes;
+use rblk_operate::mount::path_status::PathWork;
 use rblk_operate::mount::queue_counts::QueueCounts;
 
 /// The queue threads of a mount, by the number of their queue.
@@ -144,6 +145,13 @@ impl Queues {
     /// The counters of each queue.
     pub(crate) fn counts(&self) -> Vec<QueueCounts> {
         self.handles().map(|queue| queue.stats.snapshot()).collect()
+    }
+
+    /// What all queues have sent by one of several ways.
+    pub(crate) fn sent_by(&self, way: WayIndex) -> PathWork {
+        let mut all = PathWork::default();
+        self.handles().for_each(|queue| all.add(&queue.stats.by_way(way)));
+        all
     }
 
     /// The times of each queue's requests.

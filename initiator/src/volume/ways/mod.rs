@@ -18,7 +18,6 @@
 //! - While a way lives and another does not, a join, a probe or a deadline is there.
 
 mod flapping;
-pub mod slowness;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::limits::WAYS_MAX;
 use rblk_protocol::width::wide;
-use rblk_protocol::{DropRequest, Epoch, Join};
+use rblk_protocol::{DropRequest, Epoch, InstanceId, Join, LoginReply, Mutation, SessionId};
 
 use crate::engine::ways::WayIndex;
 use flapping::Flapping;
@@ -101,6 +100,15 @@ pub struct WayTry {
     pub epoch: Epoch,
     /// For LOGIN.
     pub join: Join,
+}
+
+impl WayTry {
+    /// Whether the reply to its LOGIN is of this session, in that run of the target.
+    #[must_use]
+    pub fn leads_to(&self, session: SessionId, run: InstanceId, reply: &LoginReply) -> bool {
+        let is_its_run = reply.instance == run || Mutation::WayOtherRun.is_on();
+        is_its_run && (reply.session, reply.epoch) == (session, self.epoch)
+    }
 }
 
 /// The reason for a failed join.

@@ -13,7 +13,7 @@ use rblk_protocol::auth::PublicKey;
 use super::configured::{ByFlags, Configured, KeysFile};
 use super::guest_keys::{UnsuitedKey, must_suit_guests};
 use super::mount_status::MountStatus;
-use super::not_there::{NotInBackground, NotMounted, NotRoot};
+use super::not_there::{NotInBackground, NotMounted, NotRoot, WhichMount};
 use crate::config_flags::ConfigFlags;
 use crate::config_flags::flag_sets::{ConnectFlagSet, IdentityFlagSet, MountFlagSet};
 use crate::{CpuList, Output};
@@ -165,8 +165,8 @@ pub enum Command {
     },
     /// Show one mount in full: its state, queues, counters and latencies.
     Status {
-        /// Name of the mount.
-        name: String,
+        /// Name of the mount; may be left out if there is only one.
+        name: Option<String>,
     },
     /// Show rates, latencies and depth of each mount, refreshed until q or ctrl-C.
     Top {
@@ -473,7 +473,10 @@ pub fn exit_of_cause(cause: &(dyn Error + 'static)) -> Option<Exit> {
     if let Some(error) = cause.downcast_ref::<KeyFileError>() {
         return Some(error.exit());
     }
-    if cause.is::<rblk_protocol::NameError>() || cause.is::<UnsuitedKey>() {
+    if cause.is::<rblk_protocol::NameError>()
+        || cause.is::<UnsuitedKey>()
+        || cause.is::<WhichMount>()
+    {
         return Some(Exit::Usage);
     }
     if cause.is::<NotRoot>() || cause.is::<NotInBackground>() {

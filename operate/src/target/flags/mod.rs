@@ -1,5 +1,6 @@
 //! The command line of `rblk-target` and `rblk-targetd`.
 
+mod group_flags;
 mod host_flags;
 mod running_flags;
 mod volume_flags;
@@ -20,6 +21,7 @@ use crate::config_flags::ConfigFlags;
 use crate::config_flags::flag_sets::TargetFlagSet;
 use crate::target::refusal::Refusal;
 
+pub use group_flags::GroupCommand;
 pub use host_flags::{
     HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
 };
@@ -113,6 +115,9 @@ pub enum Command {
     /// Show and end the sessions of the running target.
     #[command(subcommand)]
     Session(SessionCommand),
+    /// Show the group of targets that this target is a member of.
+    #[command(subcommand)]
+    Group(GroupCommand),
     /// Make the running target read its configuration again, and change its hosts and volumes
     /// accordingly: all of them, or none.
     ///
@@ -222,6 +227,9 @@ pub enum Command {
         socket: SocketArgs,
     },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
+    ///
+    /// A member of a group of targets first hands its volumes over to the others: their hosts go on
+    /// there within about a second, and nothing is lost.
     Drain {
         /// The target.
         #[command(flatten)]

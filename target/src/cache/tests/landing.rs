@@ -54,7 +54,7 @@ fn a_landed_slot_becomes_the_block_and_another_replaces_it() {
             let (from, fua) = (case.token(), random.below(4) == 0);
             let write = OneBlock { volume: VOLUME, offset, len: SLOT_LEN, fua };
             let done = case.shard.write_one(write, InSlot { from, at });
-            if done.is_some() {
+            if done != OneWrite::Declined {
                 versions[block] = round;
             }
             // Two concurrent writes of a block leave one or the other.

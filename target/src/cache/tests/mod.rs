@@ -33,7 +33,7 @@ use super::policy::Slot;
 use super::shard::Shard;
 use super::shard_messages::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::slots::Slots;
-use super::{Landed, OneBlock, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
+use super::{Landed, OneBlock, OneWrite, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::memory::arena::Arena;
 use crate::store::OpKind;
 use crate::volume::CacheMode;
@@ -292,8 +292,7 @@ impl Case {
         tag
     }
 
-    /// Whether a write is done at once, or answered later; `None`: it must be reserved.
-    fn write_one(&mut self, from: PartToken, at: u64, data: &[u8], fua: bool) -> Option<bool> {
+    fn write_one(&mut self, from: PartToken, at: u64, data: &[u8], fua: bool) -> OneWrite {
         let len = u32::try_from(data.len()).unwrap();
         self.shard.write_one(OneBlock { volume: VOLUME, offset: at, len, fua }, Here(from, data))
     }
@@ -301,8 +300,9 @@ impl Case {
     fn write_bytes(&mut self, offset: u64, data: &[u8], fua: bool) -> Tag {
         if self.at_home {
             let from = self.token();
-            if let Some(done) = self.write_one(from, offset, data, fua) {
-                if done {
+            let write = self.write_one(from, offset, data, fua);
+            if write != OneWrite::Declined {
+                if write == OneWrite::Done {
                     let spent = Spent::default();
                     let reply = ShardReply::Done { to: from, result: Ok(()), spent };
                     self.replies.insert(from.tag, reply);

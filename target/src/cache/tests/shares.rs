@@ -359,7 +359,7 @@ fn writes_at_once_stay_within_the_share() {
         let mut taken = Vec::new();
         for at in (0..64).map(|block| block * BLOCK) {
             let from = case.token();
-            if case.write_one(from, at, &bytes(1, at, 4096), false) == Some(false) {
+            if case.write_one(from, at, &bytes(1, at, 4096), false) == OneWrite::AtStore {
                 taken.push(from.tag);
             }
         }

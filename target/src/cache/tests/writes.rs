@@ -202,7 +202,11 @@ fn a_write_that_needs_a_reservation_is_not_written_at_once() {
             let (from, ops) = (case.token(), case.ops());
             let held = case.shard.core.slots.held().count();
             let data = bytes(1, offset, len);
-            assert_eq!(case.write_one(from, offset, &data, way.fua()), None, "{way:?}");
+            assert_eq!(
+                case.write_one(from, offset, &data, way.fua()),
+                OneWrite::Declined,
+                "{way:?}"
+            );
             assert_eq!(case.ops(), ops, "{way:?}");
             assert_eq!(case.shard.core.slots.held().count(), held, "{way:?}");
         };

@@ -324,7 +324,7 @@ impl Reception {
             }
         };
         if !is_wanted {
-            tracing::debug!(peer, kind = ?asked.kind, "a connection ended while it was made");
+            tracing::debug!(peer, kind = %asked.kind, "a connection ended while it was made");
             let gone = Destroyed::Connection { admission: id };
             return self.destroyer.destroy(Some(connection), params, gone);
         }
@@ -335,7 +335,7 @@ impl Reception {
         }
         let epoch = epoch.0;
         if core.lines().may_write(PeerLine::Connection, Instant::now()) {
-            tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
+            tracing::info!(peer, kind = %asked.kind, epoch, group, "connection");
         }
         self.hand_over(
             group,

@@ -142,6 +142,16 @@ impl Drain {
         Some(DrainState { lasted, left, sessions })
     }
 
+    /// How far a drain is that begins when something has ended that has lasted so long, and may
+    /// last so much longer.
+    pub(super) fn ahead(
+        &self,
+        sessions: usize,
+        (lasted, left): (Duration, Duration),
+    ) -> DrainState {
+        DrainState { lasted, left: left + self.timeout, sessions }
+    }
+
     /// Stops the poll groups if no session with connections is left, or the time is over.
     pub(super) fn stop_if_drained(&mut self, sessions: usize, out: &mut Outbox, now: Instant) {
         let Some(begun) = self.begun.as_mut().filter(|begun| !begun.stopped) else { return };

@@ -356,7 +356,7 @@ impl Core {
 
     /// A volume that is to be added is served from that store; one in memory has none. If it may be
     /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
-    pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
+    pub fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
         self.holdings.book_mut().serve_from(volume, store, &mut self.out)
     }
 
@@ -502,7 +502,7 @@ impl Core {
 
     /// The exported volume with that index.
     #[must_use]
-    pub(crate) fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
+    pub fn volume(&self, index: VolumeIndex) -> Option<&Arc<Volume>> {
         self.holdings.exports().volume(index)
     }
 
@@ -570,5 +570,12 @@ impl Core {
     #[must_use]
     pub(crate) fn drain_state(&self, now: Instant) -> Option<DrainState> {
         self.drain.state(self.sessions.connected(), now)
+    }
+
+    /// How far the end of the target is, if something has lasted so long, may last so much longer,
+    /// and the drain begins then.
+    #[must_use]
+    pub(crate) fn drain_ahead(&self, (lasted, left): (Duration, Duration)) -> DrainState {
+        self.drain.ahead(self.sessions.connected(), (lasted, left))
     }
 }

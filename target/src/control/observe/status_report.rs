@@ -8,8 +8,9 @@ use rblk_protocol::AccessMode;
 use rblk_protocol::width::{narrow, wide64};
 
 use crate::control::Control;
-use crate::control::core::Core;
+use crate::control::core::{Core, DrainState};
 use crate::control::peers::session::{Leave, Session};
+use crate::pool::opening::AwayVolume;
 use crate::volume::{Placement, Volume};
 use rblk_operate::target::delays::DelayCounts;
 use rblk_operate::target::group_counts::StatsSnapshot;
@@ -40,8 +41,8 @@ pub(crate) fn of(control: &Control) -> TargetStatus {
         condition: String::new(),
         warnings: Vec::new(),
         usage: UsageStatus::default(),
-        draining: core.is_draining(),
-        drain: core.drain_state(Instant::now()).map(|drain| DrainStatus {
+        draining: core.is_draining() || control.claims.leaving(Instant::now()).is_some(),
+        drain: drain_of(control, Instant::now()).map(|drain| DrainStatus {
             upgrade: core.is_upgrading(),
             lasted_ms: millis(drain.lasted),
             left_ms: millis(drain.left),
@@ -77,6 +78,12 @@ pub(crate) fn of(control: &Control) -> TargetStatus {
         poll_groups,
         events: control.events.events().totals(),
     }
+}
+
+/// How far the end of the target is. A member of a group first hands its volumes over.
+fn drain_of(control: &Control, now: Instant) -> Option<DrainState> {
+    let begun = control.core.drain_state(now);
+    begun.or_else(|| Some(control.core.drain_ahead(control.claims.leaving(now)?)))
 }
 
 fn device(control: &Control, device: &Device) -> DeviceStatus {
@@ -145,7 +152,12 @@ fn away(control: &Control) -> Vec<AwayStatus> {
     let is_served =
         |name: &str| control.core.volumes().iter().any(|volume| volume.name.as_str() == name);
     let away = control.description.away.iter().filter(|away| !is_served(&away.name));
-    away.map(|away| AwayStatus { name: away.name.clone(), why: away.why.clone() }).collect()
+    let told = |AwayVolume { name, why, elsewhere }: &AwayVolume| AwayStatus {
+        name: name.clone(),
+        why: why.clone(),
+        elsewhere: *elsewhere,
+    };
+    away.map(told).collect()
 }
 
 fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {

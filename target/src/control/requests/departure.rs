@@ -251,7 +251,7 @@ pub(in crate::control) fn may_upgrade(
     forced: bool,
 ) -> Result<Predecessor, String> {
     let Control { description, core, groups, reception, persister, running, volumes, .. } = control;
-    if core.is_draining() {
+    if core.is_draining() || control.claims.leaving(Instant::now()).is_some() {
         return Err("the target is stopping".to_owned());
     }
     let Description { name, listening, outages, .. } = description;

@@ -94,7 +94,7 @@ impl<S: Store> PollGroup<S> {
         if group.may_log(LogLine::Ends) {
             tracing::info!(
                 peer = params.peer,
-                kind = ?params.kind,
+                kind = %params.kind,
                 epoch = params.epoch.0,
                 reason,
                 "connection ends"

@@ -1,6 +1,6 @@
 //! The thread around a [`PollGroup`]: its mailbox, its ring, and its messages to control.
 //!
-//! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While
+//! A turn takes mail, lets the engine reap and post, and enters the ring at most once. While
 //! there is work, the thread does not sleep. The thread sleeps in the ring, which wakes for I/O, CQ
 //! events and mail. An idle target uses no CPU.
 

@@ -18,9 +18,10 @@
 //! post: mod (post), at the end of the turn
 //! ```
 //!
-//! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard. The
-//! functions below it take `(&mut Connection, &mut GroupState)`. The states of a command are in
-//! `data/request/mod.rs`; a violation of a rule returns as a value and ends the connection.
+//! [`PollGroup::serve`] looks a connection up for each completion, [`PollGroup::serve_named`] for
+//! each answer of a shard. The functions below them take `(&mut Connection, &mut GroupState)`. The
+//! states of a command are in `data/request/mod.rs`; a violation of a rule returns as a value and
+//! ends the connection.
 //!
 //! Order of a command's memory: memory is released only when no device and no store may touch it.
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP

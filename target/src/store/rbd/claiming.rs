@@ -8,26 +8,25 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_protocol::AccessMode;
 
 use super::cluster::{Cluster, checked, text};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
-use super::image_claim::{Act, Claim, Event, Outcome, Wish};
+use super::image_claim::{Act, Claim, Event, Outcome};
 use super::library::{Handle, ImageWatcher, LOCK_EXCLUSIVE, Library};
-use super::open_image::{PROVEN, boot_ms};
+use super::open_image::boot_ms;
 use super::owner_question::{Ask, ask};
-use super::state_object::{OwnerNote, StateObject};
-use crate::record::parse_record;
+use super::ownership::fence_call::FenceCall;
+use super::ownership::lock_proof::former_answers_for;
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::StatePlace;
+use super::state_object::StateObject;
+use super::state_record::holder_in;
 
 /// How long a former owner stays fenced: longer than any machine is suspended.
 pub(super) const FENCE_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
 /// Time between two looks at an owner that hands over, or is dead.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a former owner may answer hosts from its cache after this client took the lock, and
-/// some more: its last proof of the lock is older.
-const FORMER_ANSWERS: Duration = PROVEN.saturating_add(Duration::from_secs(1));
-
 /// Most clients that have an image open.
 const WATCHERS_MOST: usize = 64;
 
@@ -78,7 +77,7 @@ pub(super) fn claim(
                 seen = places.object.owner()?;
                 Event::Seen(seen.clone(), places.lock.owner()?.map(|owner| owner.address))
             }
-            Act::ReadHolder => Event::Holder(places.holder(claim.wish())?),
+            Act::ReadHolder => Event::Holder(holder_in(&places.object.record()?, claim.wish())),
             Act::Ask => {
                 let question = Ask::of(&member.name, claim.wish());
                 let said = ask(places.object, seen.epoch, &question)?;
@@ -92,11 +91,11 @@ pub(super) fn claim(
             }
             Act::Fence(client) => {
                 tracing::warn!(client, owner = seen.member, "fences the client of a former owner");
-                places.cluster.fence(&client, FENCE_SECONDS)?;
+                places.fence(Some(&client))?;
                 Event::Fenced
             }
             Act::NewestMap => {
-                places.cluster.wait_for_map()?;
+                places.fence(None)?;
                 Event::HasMap
             }
             Act::Break(client) => Event::Broken(places.break_lock(&client)?),
@@ -126,11 +125,10 @@ pub(super) fn claim(
 /// Waits until no former owner answers a host from its cache any more. Returns whether this client
 /// still has the lock then, and when.
 ///
-/// A former owner answers for [`PROVEN`] after the last look that proved its lock, whether or not
+/// A former owner answers for [`PROVEN`](super::ownership::lock_proof::PROVEN) after the last look that proved its lock, whether or not
 /// the cluster reaches it. That look was before this client had the lock.
 pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Result<bool, Errno> {
-    let took = Duration::from_millis(claimed.proven_at);
-    let left = (took + FORMER_ANSWERS).saturating_sub(Duration::from_millis(boot_ms()));
+    let left = former_answers_for(claimed.proven_at, boot_ms());
     tracing::info!(
         client = claimed.note.client,
         ?left,
@@ -144,12 +142,16 @@ pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Resul
 }
 
 impl ClaimPlaces<'_> {
-    /// How the host that comes back had the volume by the record, if it is the holder.
-    fn holder(&self, wish: Wish) -> Result<Option<AccessMode>, Errno> {
-        let Wish::Return(host, generation) = wish else { return Ok(None) };
-        let record = self.object.record()?.and_then(|(text, _)| parse_record(&text).ok());
-        let holder = record.as_ref().and_then(|(record, _)| record.holder());
-        Ok(holder.filter(|holder| holder.may_be(host, generation)).map(|holder| holder.mode))
+    /// Fences a client for ever, or none, and waits for the map.
+    fn fence(&self, client: Option<&str>) -> Result<(), Errno> {
+        for call in FenceCall::all(client.is_some()) {
+            match (call, client) {
+                (FenceCall::Refuse, Some(client)) => self.cluster.fence(client, FENCE_SECONDS)?,
+                (FenceCall::Refuse, None) => {}
+                (FenceCall::NewestMap, _) => self.cluster.wait_for_map()?,
+            }
+        }
+        Ok(())
     }
 
     /// Whether a client watches the image: the cluster drops a dead one after 30 s.

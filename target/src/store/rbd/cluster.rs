@@ -117,7 +117,8 @@ impl Cluster {
         Ok(())
     }
 
-    fn set(&self, name: &str, value: &str) -> Result<(), Errno> {
+    /// Gives a setting of the client another value.
+    pub(super) fn set(&self, name: &str, value: &str) -> Result<(), Errno> {
         let (name, value) = (text(name), text(value));
         // SAFETY: both texts live as long as the call.
         let set =

@@ -19,7 +19,7 @@ const TEXTS: usize = 512;
 
 /// The owner of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct LockOwner {
+pub struct LockOwner {
     /// The address of the client.
     pub address: String,
     /// The owner's name for the lock. librbd derives it from the watch that it has then.

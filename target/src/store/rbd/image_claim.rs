@@ -38,10 +38,10 @@
 //!   volume there has come back here ([`Claim::is_unproven`]). The record that decides is read when
 //!   no former owner can change it any more.
 
-use rblk_protocol::{AccessMode, Generation, HostId};
+use rblk_protocol::{AccessMode, Generation, HostId, Mutation};
 use serde::{Deserialize, Serialize};
 
-use super::state_object::OwnerNote;
+use super::ownership::owner_note::OwnerNote;
 
 /// Looks at a lock that does not fit the note: a member at work notes itself within that.
 const LOOKS_AT_UNCLEAR: u32 = 10;
@@ -87,7 +87,7 @@ impl Wish {
 /// The answer of an owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum AskAnswer {
+pub enum AskAnswer {
     /// It hands over in good order: the lock will be free.
     HandsOver,
     /// It has other hosts, and stays.
@@ -96,7 +96,7 @@ pub(crate) enum AskAnswer {
 
 /// What has happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Event {
+pub enum Event {
     /// The claim begins.
     Begin,
     /// The note, and the client that has the lock.
@@ -126,7 +126,7 @@ pub(super) enum Event {
 
 /// What is to be done next.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Act {
+pub enum Act {
     /// Read the note and the owner of the lock.
     Look,
     /// Read the record of the holder.
@@ -155,7 +155,7 @@ pub(super) enum Act {
 
 /// The end of a claim.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// This member is the owner.
     Owned(OwnerNote),
     /// Another member has the image.
@@ -218,7 +218,7 @@ struct LastLook {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub struct Claim {
     // This member, without a client and an epoch.
     own: OwnerNote,
     wish: Wish,
@@ -242,7 +242,7 @@ pub(super) struct Claim {
 
 impl Claim {
     /// A claim by a member. `may_break`: an owner that does not answer may be fenced.
-    pub(super) fn new(own: OwnerNote, wish: Wish, may_break: bool) -> Self {
+    pub fn new(own: OwnerNote, wish: Wish, may_break: bool) -> Self {
         Self {
             own,
             wish,
@@ -262,13 +262,13 @@ impl Claim {
 
     /// Another host asks for the volume meanwhile. Its wish counts from the next look on, if it is
     /// stronger than the one that the claim has then.
-    pub(super) fn raise(&mut self, wish: Wish) {
+    pub fn raise(&mut self, wish: Wish) {
         self.raised.push(wish);
     }
 
     /// Whether a claim that nobody waits for ends here: it has disturbed no owner, or would disturb
     /// another one. A claim that has fenced an owner comes to its end, and gives the image back.
-    pub(super) fn may_stop_before(&self, act: &Act) -> bool {
+    pub fn may_stop_before(&self, act: &Act) -> bool {
         match act {
             Act::Look | Act::Break(_) | Act::Unlock | Act::End(_) => false,
             Act::Lock | Act::NewestMap | Act::Swap(..) | Act::Pause => !self.has_fenced,
@@ -278,19 +278,21 @@ impl Claim {
 
     /// Whether a former owner may still answer hosts from its cache, for as long as it believes the
     /// last proof of its lock. The only host that had the volume there may have come back here.
-    pub(super) fn is_unproven(&self) -> bool {
+    pub fn is_unproven(&self) -> bool {
         let is_alone = matches!(self.holder, Some((_, AccessMode::Exclusive)));
         self.has_fenced && !is_alone
     }
 
     /// Why the member claims the image, as far as is known now.
-    pub(super) fn wish(&self) -> Wish {
+    pub fn wish(&self) -> Wish {
         self.wish
     }
 
     /// Takes an event, and says what to do next. An event that does not fit the last act begins
     /// again with a look.
-    pub(super) fn next(&mut self, event: Event) -> Act {
+    pub fn next(&mut self, event: Event) -> Act {
+        let is_late = event == Event::Swapped(false) && Mutation::GroupTwoClaims.is_on();
+        let event = if is_late { Event::Swapped(true) } else { event };
         match (std::mem::replace(&mut self.stage, Stage::End), event) {
             (Stage::Look, Event::Seen(note, lock)) => self.seen(note, lock),
             (Stage::ReadHolder(note), Event::Holder(holder)) => {
@@ -546,6 +548,9 @@ impl Claim {
         let is_former = |owner: &String| *owner != note.client && !note.is_closing(Some(owner));
         former.extend(self.last.lock.take().filter(is_former));
         former.retain(|other| !other.is_empty() && *other != client);
+        if note.member == self.own.member && Mutation::GroupReopensEarly.is_on() {
+            former.retain(|other| *other != note.client);
+        }
         if former.is_empty() {
             self.stage = Stage::Map(client, note, former);
             return Act::NewestMap;

@@ -31,8 +31,10 @@ use super::needed_setting::{NeededSetting, broken_in};
 use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::StatePlace;
 use super::state_keeper::{Asking, ImageRecord, StateKeeper};
-use super::state_object::{OwnerNote, StateObject};
+use super::state_object::StateObject;
 
 /// How long an open may take. The cluster itself takes 30 s to notice that a former owner of the
 /// lock is dead.

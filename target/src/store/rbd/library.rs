@@ -102,6 +102,10 @@ functions! {
     rados: fn rados_cluster_fsid(Handle, *mut c_char, usize) -> c_int;
     rados: fn rados_blocklist_add(Handle, *mut c_char, u32) -> c_int;
     rados: fn rados_wait_for_latest_osdmap(Handle) -> c_int;
+    rados: fn rados_mon_command(
+        Handle, *mut *const c_char, usize, *const c_char, usize,
+        *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
+    ) -> c_int;
     rados: fn rados_ioctx_create(Handle, *const c_char, *mut Handle) -> c_int;
     rados: fn rados_ioctx_destroy(Handle);
     rados: fn rados_ioctx_set_namespace(Handle, *const c_char);

@@ -17,7 +17,7 @@ use super::header_lock::LockOwner;
 
 /// What a look says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// This client has the lock.
     Held,
     /// Nothing is known now.
@@ -30,7 +30,7 @@ pub(super) enum Verdict {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct LockLooks {
+pub struct LockLooks {
     // This client, when it took the lock.
     own: LockOwner,
     // librbd did not hold the lock at the last look.
@@ -41,12 +41,13 @@ pub(super) struct LockLooks {
 
 impl LockLooks {
     /// Looks by this client, which has just taken the lock.
-    pub(super) fn since(own: LockOwner) -> Self {
+    #[must_use]
+    pub fn since(own: LockOwner) -> Self {
         Self { own, is_doubtful: false, told: None }
     }
 
     /// Judges a look. Returns an error to log, if it is new.
-    pub(super) fn judge(
+    pub fn judge(
         &mut self,
         owner: Result<Option<LockOwner>, Errno>,
         is_owner: Result<bool, Errno>,

@@ -11,7 +11,10 @@
 //! - Of a group of targets: [`state_object`], the object beside an image with its owner and the
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
 //!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
-//!   members to each other; [`fence_rights`]: the users that may fence.
+//!   members to each other; [`group_look`] reads all of it for people. [`fence_rights`]: the users
+//!   that may fence.
+//! - [`ownership`]: decisions of these that need no call to a cluster; [`state_record`]: the record
+//!   in the object beside an image.
 //!
 //! A cache in front of an image is right only while one target owns the image. So the target holds
 //! the exclusive lock as long as it serves a volume on an image, and every image has its own client
@@ -32,21 +35,24 @@ mod cluster;
 mod ended_ops;
 pub(crate) mod error;
 mod fence_rights;
+pub(crate) mod group_look;
 pub(crate) mod group_member;
-mod header_lock;
-pub(crate) mod image_claim;
+pub mod header_lock;
+pub mod image_claim;
 mod image_keeper;
 pub(super) mod image_ops;
 mod keeper_order;
 mod library;
-mod lock_look;
+pub mod lock_look;
 mod looker;
 mod needed_setting;
 pub(crate) mod open_image;
-pub(crate) mod owner_question;
+pub mod owner_question;
+pub mod ownership;
 mod place_shares;
 pub(crate) mod state_keeper;
 mod state_object;
+pub mod state_record;
 
 pub(crate) use cluster::ClusterPlace;
 pub(crate) use error::ImageError;

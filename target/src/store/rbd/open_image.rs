@@ -18,15 +18,12 @@ use super::image_claim::AskAnswer;
 use super::keeper_order::Order;
 use super::library::{Handle, Library};
 use super::owner_question::{Ask, AskTicket};
+use super::ownership::lock_proof::LockProof;
 use super::state_keeper::{Asking, ImageRecord};
 use crate::store::{Bounds, StoreIdentity};
 
 /// How long an image may leave a request or a question unanswered before it counts as stalled.
 const STALL: Duration = Duration::from_secs(5);
-
-/// How long after the last proof of the lock the volume is still served. Another client can break
-/// the lock of one that the cluster has not heard of for 30 s.
-pub(crate) const PROVEN: Duration = Duration::from_secs(10);
 
 /// How long a resize that makes an image longer may take.
 const GROWTH_DEADLINE: Duration = Duration::from_secs(60);
@@ -80,8 +77,7 @@ pub(super) struct Shared {
     epoch: Instant,
     pub asked_at: AtomicU64,
     pub stuck_since: AtomicU64,
-    // The start of the last look that proved the lock.
-    proven_at: AtomicU64,
+    proof: LockProof,
     listener: Mutex<Option<Listener>>,
 }
 
@@ -112,7 +108,7 @@ impl Shared {
             epoch: Instant::now(),
             asked_at: AtomicU64::new(0),
             stuck_since: AtomicU64::new(0),
-            proven_at: AtomicU64::new(boot_ms()),
+            proof: LockProof::at(boot_ms()),
             listener: Mutex::new(None),
         }
     }
@@ -176,14 +172,13 @@ impl Shared {
 
     /// A look that began then, by [`boot_ms`], has found the lock in place.
     pub(super) fn proven(&self, began: u64) {
-        self.proven_at.store(began, Ordering::Relaxed);
+        self.proof.proven(began);
     }
 
     /// Whether another client may have the image, since the cluster has been silent for so long, or
     /// has it: the volume answers nothing, neither from the store nor from a cache.
     pub(super) fn is_silent(&self) -> bool {
-        let since = self.proven_at.load(Ordering::Relaxed);
-        self.is_lost() || (self.facts.own_address.is_some() && is_stale(since, boot_ms()))
+        self.is_lost() || (self.facts.own_address.is_some() && self.proof.is_stale(boot_ms()))
     }
 
     fn stalled_for(&self) -> Option<Duration> {
@@ -200,10 +195,6 @@ impl Shared {
 pub(super) fn boot_ms() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn is_stale(proven_at: u64, now: u64) -> bool {
-    Duration::from_millis(now.saturating_sub(proven_at)) > PROVEN
 }
 
 /// An open image. The drop has its keeper close it.
@@ -427,13 +418,6 @@ pub(super) fn uuid_of(identity: &str) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_lock_is_proven_for_ten_seconds() {
-        assert!(!is_stale(5_000, 5_000) && !is_stale(5_000, 15_000));
-        assert!(is_stale(5_000, 15_001));
-        assert!(!is_stale(5_000, 4_000), "a look that another thread noted meanwhile");
-    }
 
     #[test]
     fn an_identity_follows_from_the_cluster_and_not_from_names() {

@@ -28,7 +28,7 @@ const TEXT_MAX: usize = 4096;
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Ask {
+pub struct Ask {
     /// The member that asks.
     pub member: String,
     /// The holder that has come to it, as 32 hexadecimal digits; none: another host.
@@ -44,7 +44,8 @@ pub(crate) struct Ask {
 
 impl Ask {
     /// The question of a member with this wish.
-    pub(super) fn of(member: &str, wish: Wish) -> Self {
+    #[must_use]
+    pub fn of(member: &str, wish: Wish) -> Self {
         let (holder, generation) = match wish {
             Wish::Return(host, generation) => (Some(host.to_string()), generation.0),
             Wish::Idle | Wish::Fresh | Wish::TakeOver => (None, 0),

@@ -16,10 +16,11 @@ use nix::errno::Errno;
 use super::cluster::checked;
 use super::image_claim::AskAnswer;
 use super::owner_question::{Ask, AskTicket, SaidAnswer, receive, say};
-use super::state_object::{KeptText, OwnerNote, StateObject};
-use crate::record::{
-    KeepError, Keeper, KeeperContent, Revision, VolumeRecord, parse_record, record_text,
-};
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::KeptText;
+use super::ownership::state_tenure::StateTenure;
+use super::state_object::StateObject;
+use super::state_record::{StateRecord, StateText};
 
 /// How long a record is waited for.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -60,9 +61,9 @@ impl StateKeeper {
         let (orders, received) = mpsc::channel();
         let to_self = orders.clone();
         let spawned = thread::Builder::new().name("rblk-state".to_owned()).spawn(move || {
-            let (untold, on_ask, watch, is_unheard) = (None, None, None, false);
+            let (tenure, on_ask, watch, is_unheard) = (StateTenure::new(note), None, None, false);
             let mut keeping =
-                Keeping { object: &object, note, untold, on_ask, watch, is_unheard, to_self };
+                Keeping { object: &object, tenure, on_ask, watch, is_unheard, to_self };
             keeping.watch();
             let is_lost = keeping.run(&received);
             // No question comes any more.
@@ -83,7 +84,7 @@ impl StateKeeper {
 
     /// The record of the volume there.
     pub(super) fn record(&self, volume: [u8; 16], place: String) -> ImageRecord {
-        ImageRecord { volume, orders: self.orders.clone(), place }
+        StateRecord::new(volume, RecordOrders(self.orders.clone()), place)
     }
 
     /// A way to listen to other members, and to answer them.
@@ -119,9 +120,7 @@ impl Asking {
 /// The work of the thread.
 struct Keeping<'o> {
     object: &'o StateObject,
-    note: OwnerNote,
-    // A change that was made, and nobody waited for: both revisions.
-    untold: Option<(u64, u64)>,
+    tenure: StateTenure,
     on_ask: Option<OnAsk>,
     watch: Option<Watch<'o>>,
     // A try to watch has failed since the last watch.
@@ -150,9 +149,9 @@ impl Keeping<'_> {
                 // An error means that nobody waits any more.
                 StateOrder::Read(reply) => drop(reply.send(self.object.record())),
                 StateOrder::Replace(revisions, text, reply) => {
-                    let replaced = self.replace(revisions, &text);
+                    let replaced = self.tenure.replace(self.object, revisions, &text);
                     if reply.send(replaced).is_err() && replaced == Ok(true) {
-                        self.untold = Some(revisions);
+                        self.tenure.not_told(revisions);
                     }
                 }
                 StateOrder::Asked(ticket, text) => {
@@ -197,28 +196,13 @@ impl Keeping<'_> {
     }
 
     fn answer(&self, ticket: AskTicket, answer: AskAnswer, why: Option<String>) {
-        let epoch = self.note.epoch;
+        let epoch = self.tenure.note().epoch;
         say(self.object, ticket, &SaidAnswer { epoch, answer, why });
-    }
-
-    fn replace(&mut self, (expected, next): (u64, u64), text: &[u8]) -> Result<bool, Errno> {
-        let expected = match self.untold {
-            Some((before, written)) if before == expected => written,
-            _ => expected,
-        };
-        let replaced = self.object.replace(self.note.epoch, (expected, next), text);
-        if replaced == Ok(true) {
-            self.untold = None;
-        }
-        replaced
     }
 
     /// Notes that nobody owns the image. Without this, the next owner fences this client.
     fn give_back(&self) {
-        let (client, closing) = (String::new(), self.note.client.clone());
-        let epoch = self.note.epoch + 1;
-        let note = OwnerNote { client, closing, epoch, ..self.note.clone() };
-        match self.object.swap_owner(self.note.epoch, &note) {
+        match self.tenure.give_back(self.object) {
             Ok(true) => {}
             Ok(false) => {
                 tracing::info!(object = self.object.name(), "another member has it by now")
@@ -304,21 +288,20 @@ unsafe extern "C" fn on_broken(argument: *mut c_void, _: u64, errno: c_int) {
 }
 
 /// The record of a volume on an image, in the object beside it.
-#[derive(Clone, Debug)]
-pub(crate) struct ImageRecord {
-    volume: [u8; 16],
-    orders: Sender<StateOrder>,
-    place: String,
-}
+pub(crate) type ImageRecord = StateRecord<RecordOrders>;
 
-impl ImageRecord {
+/// Orders to the thread that has the object.
+#[derive(Clone, Debug)]
+pub(crate) struct RecordOrders(Sender<StateOrder>);
+
+impl RecordOrders {
     fn asked<T>(
         &self,
         order: impl FnOnce(SyncSender<Result<T, Errno>>) -> StateOrder,
     ) -> io::Result<T> {
         let (reply, answer) = mpsc::sync_channel(0);
         let closed = || io::Error::new(io::ErrorKind::NotConnected, "the image is closed");
-        self.orders.send(order(reply)).map_err(|_| closed())?;
+        self.0.send(order(reply)).map_err(|_| closed())?;
         match answer.recv_timeout(DEADLINE) {
             Ok(result) => result.map_err(|errno| match errno {
                 Errno::ESHUTDOWN => io::Error::new(
@@ -334,64 +317,14 @@ impl ImageRecord {
             )),
         }
     }
+}
 
+impl StateText for RecordOrders {
     fn kept(&self) -> io::Result<KeptText> {
         self.asked(StateOrder::Read)
     }
 
-    fn write(&self, record: &VolumeRecord, revisions: (Revision, Revision)) -> io::Result<bool> {
-        let (expected, next) = revisions;
-        let text = record_text(record, next)?;
-        self.asked(|reply| StateOrder::Replace((expected.0, next.0), text, reply))
-    }
-}
-
-impl Keeper for ImageRecord {
-    fn read(&self) -> io::Result<KeeperContent> {
-        let Some((text, noted)) = self.kept()? else { return Ok(KeeperContent::Nothing) };
-        Ok(match parse_record(&text) {
-            Ok((record, _)) if record.volume() != self.volume => {
-                KeeperContent::Garbage("it is the record of another volume".to_owned())
-            }
-            Ok((record, revision)) if revision == Revision(noted) => {
-                KeeperContent::Record(record, revision)
-            }
-            Ok(_) => KeeperContent::Garbage("its revision is another one than is noted".to_owned()),
-            Err(error) => KeeperContent::Garbage(error),
-        })
-    }
-
-    fn replace(&self, record: &VolumeRecord, expected: Revision) -> Result<Revision, KeepError> {
-        let next = expected.next();
-        if self.write(record, (expected, next))? {
-            return Ok(next);
-        }
-        match self.kept()? {
-            Some((_, found)) if found != expected.0 => {
-                Err(KeepError::Conflict { found: Revision(found), expected })
-            }
-            _ => Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "another member of the group owns the image",
-            )
-            .into()),
-        }
-    }
-
-    fn renounce(&self) -> io::Result<()> {
-        let (mut record, revision) = match self.read()? {
-            KeeperContent::Record(record, revision) => (record, revision),
-            // A volume without a record vouches for nothing anyway.
-            KeeperContent::Nothing | KeeperContent::Garbage(_) => return Ok(()),
-        };
-        record.renounce();
-        match self.write(&record, (revision, revision))? {
-            true => Ok(()),
-            false => Err(io::Error::other("another program wrote it meanwhile")),
-        }
-    }
-
-    fn place(&self) -> String {
-        self.place.clone()
+    fn replace_text(&self, text: Vec<u8>, revisions: (u64, u64)) -> io::Result<bool> {
+        self.asked(|reply| StateOrder::Replace(revisions, text, reply))
     }
 }

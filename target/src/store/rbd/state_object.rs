@@ -14,60 +14,14 @@ use std::ptr;
 
 use nix::errno::Errno;
 use rblk_config::ImageName;
-use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, Pool, checked, text};
 use super::library::{ATTRIBUTE_EQUALS, CREATE_EXCLUSIVE, Handle, Library};
+use super::ownership::owner_note::OwnerNote;
+use super::ownership::state_change::{KeptText, OWNER, REVISION, StateChange, StatePlace};
 
-/// The attribute with the revision of the record.
-const REVISION: &CStr = c"rblk.revision";
-/// The attribute with the epoch of the owner.
-const EPOCH: &CStr = c"rblk.epoch";
-/// The attribute with the owner.
-const OWNER: &CStr = c"rblk.owner";
 /// Longest record and longest attribute that is read, in bytes.
 const TEXT_MAX: usize = 16 << 10;
-
-/// The member of a group that owns an image, or gave it back last.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct OwnerNote {
-    /// Its name in the group.
-    pub member: String,
-    /// The addresses that it listens on.
-    pub addresses: Vec<String>,
-    /// The address of its client of the cluster, as the lock names it. Empty: the image was given
-    /// back, and nobody owns it.
-    pub client: String,
-    /// The client that gave the image back. No write of it is under way, and it closes the image.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub closing: String,
-    /// The number of the change of owner.
-    pub epoch: u64,
-    /// How often another client than a member may have written to the image between two members.
-    #[serde(default)]
-    pub lineage: u64,
-}
-
-impl OwnerNote {
-    /// Whether the owner of the lock has given the image back, and is about to close it.
-    pub(super) fn is_closing(&self, lock: Option<&str>) -> bool {
-        self.client.is_empty() && lock.is_some_and(|client| client == self.closing)
-    }
-
-    /// Whether the owner is a target that is in no group.
-    pub(super) fn is_alone(&self) -> bool {
-        self.epoch > 0 && self.member.is_empty()
-    }
-
-    /// The note of a target in no group that is the owner now, as this client. None: no member of a
-    /// group ever had the image, and nothing is noted.
-    pub(super) fn of_alone(&self, client: &str) -> Option<Self> {
-        let lineage = self.lineage + u64::from(!self.is_alone());
-        let (client, epoch) = (client.to_owned(), self.epoch + 1);
-        let note = Self { client, epoch, lineage, ..Self::default() };
-        (self.epoch > 0).then_some(note)
-    }
-}
 
 /// See the module. Dropped before its cluster.
 #[derive(Debug)]
@@ -79,9 +33,6 @@ pub(super) struct StateObject {
 
 // SAFETY: the functions of librados may be called with one handle by several threads.
 unsafe impl Send for StateObject {}
-
-/// The kept record, if there is one, and its revision.
-pub(super) type KeptText = Option<(Vec<u8>, u64)>;
 
 impl StateObject {
     /// The object of the image with this id.
@@ -137,8 +88,8 @@ impl StateObject {
         serde_json::from_str(&text).map_err(|_| Errno::EBADMSG)
     }
 
-    fn attribute(&self, name: &CStr) -> Result<Option<String>, Errno> {
-        let mut bytes = vec![0_u8; TEXT_MAX];
+    fn attribute(&self, name: &str) -> Result<Option<String>, Errno> {
+        let (mut bytes, name) = (vec![0_u8; TEXT_MAX], text(name));
         // SAFETY: as for the record.
         let read = checked(unsafe {
             let buffer = bytes.as_mut_ptr().cast::<c_char>();
@@ -152,63 +103,34 @@ impl StateObject {
         }
         String::from_utf8(bytes).map(Some).map_err(|_| Errno::EBADMSG)
     }
-
-    /// Replaces the record of revision `expected`, in this epoch of the owner. False: it has
-    /// another revision, or the image another owner.
-    pub(super) fn replace(
-        &self,
-        epoch: u64,
-        (expected, next): (u64, u64),
-        text: &[u8],
-    ) -> Result<bool, Errno> {
-        let change = Change::of(self);
-        change.only_if(EPOCH, &number(epoch));
-        change.only_if(REVISION, &number(expected));
-        change.write(text);
-        change.set(REVISION, &number(next));
-        match change.carry_out() {
-            // The note of the owner is gone with the object.
-            Err(Errno::ENOENT) => Ok(false),
-            replaced => replaced,
-        }
-    }
-
-    /// Makes this member the owner, or (with an empty client) nobody, if the owner's epoch is
-    /// `expected`. False: it is another one.
-    pub(super) fn swap_owner(&self, expected: u64, note: &OwnerNote) -> Result<bool, Errno> {
-        let words = serde_json::to_string(note).map_err(|_| Errno::EINVAL)?;
-        let change = |prepare: &dyn Fn(&Change<'_>)| {
-            let change = Change::of(self);
-            prepare(&change);
-            change.set(EPOCH, &number(note.epoch));
-            change.set(OWNER, &words);
-            change.carry_out()
-        };
-        if expected == 0 {
-            match change(&|change| change.create()) {
-                Err(Errno::EEXIST) => {}
-                made => return made,
-            }
-        }
-        match change(&|change| change.only_if(EPOCH, &number(expected))) {
-            Err(Errno::ENOENT) => Ok(false),
-            swapped => swapped,
-        }
-    }
 }
 
-/// The value of an attribute that was never set is empty.
-fn number(number: u64) -> String {
-    if number == 0 { String::new() } else { number.to_string() }
+impl StatePlace for StateObject {
+    fn carry_out(&self, change: &StateChange) -> Result<bool, Errno> {
+        let operation = Operation::of(self);
+        if change.creates {
+            operation.create();
+        }
+        for (name, value) in &change.only_if {
+            operation.only_if(&text(name), value);
+        }
+        if let Some(record) = &change.text {
+            operation.write(record);
+        }
+        for (name, value) in &change.sets {
+            operation.set(&text(name), value);
+        }
+        operation.carry_out()
+    }
 }
 
 /// An operation that compares and writes.
-struct Change<'o> {
+struct Operation<'o> {
     object: &'o StateObject,
     op: Handle,
 }
 
-impl<'o> Change<'o> {
+impl<'o> Operation<'o> {
     fn of(object: &'o StateObject) -> Self {
         // SAFETY: the call has no arguments; the drop releases what it makes.
         Self { object, op: unsafe { (object.library().rados_create_write_op)() } }
@@ -281,7 +203,7 @@ impl<'o> Change<'o> {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for Operation<'_> {
     fn drop(&mut self) {
         // SAFETY: nothing uses the operation any more.
         unsafe { (self.object.library().rados_release_write_op)(self.op) }

@@ -12,7 +12,7 @@ use crate::record::holders::HolderRecord;
 use crate::record::{AtRisk, BootId, KeepError, Keeper, KeeperContent, Revision, VolumeRecord};
 use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
-use crate::store::rbd::open_image::PROVEN;
+use crate::store::rbd::ownership::lock_proof::PROVEN;
 use crate::store::rbd::{ClusterPlace, ImageError, ImageOptions, wait_until_closed};
 
 const IMAGE: &str = "rbd/v";

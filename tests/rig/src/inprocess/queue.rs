@@ -15,6 +15,7 @@ use rblk_initiator::engine::ways::choice::WayTerms;
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::queue::path_change::PathChange;
 use rblk_operate::mount::mount_times::MountTimes;
+use rblk_operate::mount::path_status::PathWork;
 use rblk_operate::mount::queue_counts::QueueCounts;
 use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeHandle};
 use rblk_runtime::Moment;
@@ -261,6 +262,15 @@ impl<S: Store> Rig<S> {
             busy |= !change.apply(engine, now).is_empty();
         }
         busy
+    }
+
+    /// What a queue with several ways has sent by one.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn sent_by(&self, queue: QueueId, way: WayIndex) -> PathWork {
+        self.queue(queue).stats.by_way(way)
     }
 
     /// Whether every path of a queue that ended so far is destroyed.

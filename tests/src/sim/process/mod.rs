@@ -363,6 +363,8 @@ impl Process {
         let now = ground.site.rig.now();
         for queue in self.queues.clone() {
             for (way, end) in ground.site.rig.take_way_ends(queue) {
+                let is_breach = matches!(end, PathEnd::Protocol(_));
+                assert!(!is_breach, "{way:?} of {:?}: {end:?}", self.mount);
                 if end != PathEnd::Dropped {
                     self.way_dies(way, ground);
                 }

@@ -16,7 +16,7 @@ use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, OpenVerdic
 use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, Features, HelloReject, HelloRequest, LoginReply,
-    LoginRequest, Opcode, OpenReply, OpenRequest, SessionId, Status, Version,
+    LoginRequest, Opcode, OpenReply, OpenRequest, RejectReason, SessionId, Status, Version,
 };
 use rblk_rig::inprocess::{Join, QueueOptions};
 
@@ -209,6 +209,10 @@ impl Process {
             Knock::Nobody => Err(Failure::Transient),
             Knock::Admitted(join) => Ok(Some(join)),
             Knock::Refused(refused) => {
+                // Each number is noted before it is tried, also for the next process of the mount.
+                let is_again = hello.kind == ConnectionKind::Admin
+                    && refused.reason == RejectReason::StaleEpoch;
+                assert!(!is_again, "{:?} was tried before", hello.epoch);
                 let reject = HelloReject {
                     reason: Some(refused.reason),
                     newest: Version::NEWEST,

@@ -331,7 +331,11 @@ impl Process {
             return Joined::Failed(JoinFailure::Misled);
         }
         let login = LoginReply::from_wire(&payload[..LoginReply::BYTES]).expect("a LOGIN reply");
-        assert_eq!((login.session, login.epoch), (self.session_id(), joining.attempt.epoch));
+        let run = self.course.as_ref().map(|course| course.facts().instance);
+        let leads_to = |run| joining.attempt.leads_to(self.session_id(), run, &login);
+        if !run.is_some_and(leads_to) {
+            return Joined::Failed(JoinFailure::Misled);
+        }
         self.are_over(joining.attempt.join.ends, ground);
         let (due, paths) = (self.soon(ground), Vec::new());
         (joining.phase, joining.since) = (JoinPhase::Queue { due, paths }, ground.site.rig.now());

@@ -31,8 +31,14 @@ impl World {
         let due = match when {
             When::Steps(after) => waited >= after,
             When::At(moment) => moments.contains(&moment) || waited >= IMPATIENCE,
+            When::After(moment, more) => {
+                let came = moments.contains(&moment).then_some(steps);
+                self.moment_came = self.moment_came.or(came);
+                self.moment_came.map_or(waited >= IMPATIENCE, |at| steps >= at + more)
+            }
         };
         if due {
+            self.report.after_moments += u64::from(self.moment_came.take().is_some());
             self.fault += 1;
             self.fault_since = steps;
             self.strike(fault);

@@ -62,6 +62,8 @@ pub struct Report {
     pub remounts: u64,
     /// LOGINs beside other ways, and DROPs, that the target answered.
     pub way_changes: u64,
+    /// Faults that struck after their moment, and not for want of it.
+    pub after_moments: u64,
     /// A hash of all events.
     pub fingerprint: u64,
 }
@@ -79,6 +81,7 @@ impl Report {
         self.lasting += other.lasting;
         self.remounts += other.remounts;
         self.way_changes += other.way_changes;
+        self.after_moments += other.after_moments;
         self.fingerprint ^= other.fingerprint;
     }
 }
@@ -113,6 +116,8 @@ pub struct World {
     // The next fault, and the step since which it is due.
     fault: usize,
     fault_since: u64,
+    // The step at which the moment came that the next fault strikes after.
+    moment_came: Option<u64>,
     // Ops of the store have failed.
     store_failed: bool,
     calm: bool,
@@ -173,6 +178,7 @@ impl World {
             drain_down: 0,
             fault: 0,
             fault_since: 0,
+            moment_came: None,
             store_failed: false,
             calm: false,
             ending: false,
@@ -313,6 +319,9 @@ impl World {
         let fault = self.plan.faults.get(self.fault).map(|(when, _)| match when {
             When::Steps(steps) => self.fault_since + steps,
             When::At(_) => self.fault_since + IMPATIENCE,
+            When::After(_, more) => {
+                self.moment_came.map_or(self.fault_since + IMPATIENCE, |at| at + more)
+            }
         });
         for due in dues.chain(fault).filter(|due| *due > steps) {
             ticks = ticks.min(due - steps);

@@ -75,7 +75,7 @@ const REST: [(&str, &str); 14] = [
     ("rblk-initiator doctor", "ok clock "),
     ("rblk-initiator doctor", "read in "),
     ("rblk-initiator status", "process "),
-    ("rblk-initiator status", "last loss "),
+    ("rblk-initiator status", "last disconnect "),
     ("dd ", "copied, "),
     ("resize2fs ", "resize2fs 1."),
 ];

@@ -126,7 +126,8 @@ fn a_program_that_cannot_start_gives_way_to_the_old_one() {
     // A program that learns only after opening its stores that its limits are too low.
     let script = "case \"$*\" in *--check-take-over) set -- $(echo \"$*\" | sed 's/--poll-groups 1/--poll-groups 12/');; \
                   *) ulimit -n 48;; esac";
-    let kept = "the record that the run before left of the volume volume=v before=every acknowledged write";
+    let kept =
+        "the record of the volume as the last run left it volume=v before=every acknowledged write";
     let starts = |target: &Target| target.log().matches(kept).count();
     let before = starts(&target);
     let upgrade = begin(&target, &["--program", &wrapper(dir.path(), script)]);

@@ -1,10 +1,12 @@
 //! The meaning of the facts: findings, in the order of the report. No I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rblk_config::{ByteSize, Encrypt, MountConfig};
 use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
-use rblk_operate::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
+use rblk_operate::doctor::{
+    Finding, KernelVersion, RdmaDevice, RdmaPort, Verdict, judge_route, judge_tls,
+};
 
 use super::facts::{DeadMount, Facts, ServedMount, UNIT};
 use super::peer::Peer;
@@ -133,19 +135,35 @@ pub(super) fn way(peer: &Peer, facts: &Facts) -> Vec<Finding> {
 /// interface alone. Two interfaces of one port (VLANs) are one.
 fn port_to(peer: &Peer, facts: &Facts) -> Option<String> {
     let interface = &peer.route.as_ref()?.interface(&facts.interfaces)?.name;
-    let ports = facts.devices.iter().flat_map(|device| {
-        let several = device.ports.len() > 1;
-        device.ports.iter().map(move |port| (device, port, several))
-    });
-    let mut there = ports.filter(|(_, port, _)| port.interfaces.contains(interface));
-    Some(match there.next() {
-        Some((device, port, true)) => format!("port {} of {}", port.number, device.name),
-        Some((device, _, false)) => device.name.clone(),
+    Some(match rdma_port_to(peer, facts) {
+        Some((device, port)) if device.ports.len() > 1 => {
+            format!("port {} of {}", port.number, device.name)
+        }
+        Some((device, _)) => device.name.clone(),
         None => interface.clone(),
     })
 }
 
-/// Whether the paths of a mount that uses all of them fail together.
+/// The RDMA device and its port by which packets to a target leave.
+fn rdma_port_to<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f RdmaDevice, &'f RdmaPort)> {
+    let interface = &peer.route.as_ref()?.interface(&facts.interfaces)?.name;
+    let ports = |device: &'f RdmaDevice| device.ports.iter().map(move |port| (device, port));
+    let mut all = facts.devices.iter().flat_map(ports);
+    all.find(|(_, port)| port.interfaces.contains(interface))
+}
+
+/// Whether the paths of a mount leave by ports that differ in a property of theirs.
+fn unequal(peers: &[Peer], what: &str, value: impl Fn(&Peer) -> Option<String>) -> Option<Finding> {
+    let known = peers.iter().filter_map(|peer| Some((&peer.address, value(peer)?)));
+    let known: Vec<(&Address, String)> = known.collect();
+    let all: BTreeSet<&String> = known.iter().map(|(_, value)| value).collect();
+    (all.len() > 1).then(|| {
+        let all: Vec<String> = known.iter().map(|(at, value)| format!("{at} {value}")).collect();
+        Finding::warn("paths", format!("their ports differ in {what}: {}", all.join(", ")))
+    })
+}
+
+/// Whether the paths of a mount that uses all of them fail together, and whether they are alike.
 pub(super) fn paths(peers: &[Peer], facts: &Facts, config: &MountConfig) -> Vec<Finding> {
     if !config.uses_all_paths() || peers.len() < 2 {
         return Vec::new();
@@ -167,9 +185,16 @@ pub(super) fn paths(peers: &[Peer], facts: &Facts, config: &MountConfig) -> Vec<
             )
         })
         .collect();
-    match shared.is_empty() {
+    let mtu = |peer: &Peer| peer.route.as_ref()?.interface(&facts.interfaces)?.mtu;
+    let rate = |peer: &Peer| rdma_port_to(peer, facts).map(|(_, port)| port.rate.clone());
+    let differ = [
+        unequal(peers, "MTU", |peer| mtu(peer).map(|bytes| bytes.to_string())),
+        unequal(peers, "speed", |peer| rate(peer).filter(|rate| !rate.is_empty())),
+    ];
+    let found: Vec<Finding> = shared.into_iter().chain(differ.into_iter().flatten()).collect();
+    match found.is_empty() {
         true => vec![Finding::ok("paths", "each leaves by a port of its own")],
-        false => shared,
+        false => found,
     }
 }
 
@@ -330,13 +355,7 @@ fn failed(
             Finding::fail("keys", "the target does not let in the key of this host")
                 .fix_at(host, format!("rblk-target host add NAME --key {key} --volume VOLUME:rw"))
         }
-        ProbeError::KeysWanted => {
-            let fix = match facts.key.is_ok() {
-                true => "rblk-initiator doctor ADDRESS --target-key KEY",
-                false => "rblk-initiator key new",
-            };
-            Finding::fail("keys", "the target lets in only hosts that prove a key").fix(fix)
-        }
+        ProbeError::KeysWanted => keys_wanted(&peer.address, facts),
         ProbeError::NoProof => Finding::fail("keys", "the target proves no key")
             .fix_at(host, "rblk-target key new; rblk-target doctor"),
         ProbeError::NotEncrypted => Finding::fail("tls", text).fix_at(host, "rblk-target doctor"),
@@ -346,6 +365,24 @@ fn failed(
         ProbeError::SelfTest => Finding::fail("self-test", text),
         ProbeError::NoVerbs | ProbeError::Other => Finding::fail("connect", text),
     }
+}
+
+/// The target asks for a key, and none was given to try. A mount that has that target proves more
+/// than a try.
+fn keys_wanted(address: &Address, facts: &Facts) -> Finding {
+    let is_there = |text: &str| text.parse().is_ok_and(|other: Address| other == *address);
+    let served = facts.served.iter().filter_map(|mount| mount.status.as_ref());
+    let mut with_it =
+        served.filter(|s| s.auth == "key" && s.outage().is_none() && is_there(&s.address));
+    if let Some(mount) = with_it.next() {
+        let text = format!("none given, and mount {} proves its own there", mount.name);
+        return Finding::skip("keys", format!("{text}; --config or --target-key tries others"));
+    }
+    let fix = match facts.key.is_ok() {
+        true => format!("rblk-initiator doctor {address} --target-key KEY"),
+        false => "rblk-initiator key new".to_owned(),
+    };
+    Finding::fail("keys", "the target lets in only hosts that prove a key").fix(fix)
 }
 
 /// The traffic that firewalls must pass on the way to a peer.

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use rblk_config::Paths;
 use rblk_config::key_file::{self, Side};
 use rblk_operate::doctor::{
-    Directory, HostFacts, Interface, PeerRoute, PortState, RdmaPort, Subnet, SystemdFacts,
+    Directory, HostFacts, Interface, PeerRoute, PortState, Subnet, SystemdFacts,
 };
 
 use super::paths as judged;
@@ -202,6 +202,52 @@ fn paths_by_one_port_are_one_cable() {
     assert_eq!(lost[0].verdict, Verdict::Skip, "no route");
 }
 
+#[test]
+fn paths_by_unequal_ports_are_told() {
+    let port = |at: u8, rate: &str| RdmaDevice {
+        near: Default::default(),
+        name: format!("mlx5_{at}"),
+        is_iwarp: false,
+        is_software: false,
+        ports: vec![RdmaPort {
+            number: 1,
+            state: PortState::Active,
+            is_infiniband: false,
+            rate: rate.to_owned(),
+            gids: Vec::new(),
+            interfaces: vec![format!("eth{at}")],
+        }],
+    };
+    let interface = |at: u8, mtu| Interface {
+        name: format!("eth{at}"),
+        up: true,
+        mtu: Some(mtu),
+        subnets: vec![Subnet { address: [10, at, 0, 2].into(), prefix: 24 }],
+        ..Interface::default()
+    };
+    let mut config = MountConfig::default();
+    config.paths = Paths::All;
+    let peers = [0, 1].map(|at| {
+        let route = PeerRoute { peer: [10, at, 0, 1].into(), local: Some([10, at, 0, 2].into()) };
+        Peer { route: Some(route), ..peer(&format!("10.{at}.0.1")) }
+    });
+    let of = |rates: [&str; 2], mtus: [u32; 2]| {
+        let devices = vec![port(0, rates[0]), port(1, rates[1])];
+        let interfaces = vec![interface(0, mtus[0]), interface(1, mtus[1])];
+        let found = judged(&peers, &Facts { devices, interfaces, ..facts() }, &config);
+        found.into_iter().map(|finding| finding.found).collect::<Vec<_>>()
+    };
+    let fast = "100 Gb/sec (4X EDR)";
+    assert_eq!(of([fast; 2], [4200; 2]), ["each leaves by a port of its own"]);
+    assert_eq!(of([fast, ""], [4200; 2]), ["each leaves by a port of its own"], "not known");
+    let [mtu, speed] = ["MTU: ", "speed: "].map(|what| format!("their ports differ in {what}"));
+    let [one, two] = [0, 1].map(|at| format!("rdma://10.{at}.0.1:7720"));
+    assert_eq!(of([fast; 2], [1500, 4200]), [format!("{mtu}{one} 1500, {two} 4200")]);
+    let slow = "25 Gb/sec (1X EDR)";
+    assert_eq!(of([slow, fast], [1500; 2]), [format!("{speed}{one} {slow}, {two} {fast}")]);
+    assert_eq!(of([slow, fast], [1500, 4200]).len(), 2);
+}
+
 /// To make a device anew would end the connections of all its users: that is not proposed.
 #[test]
 fn a_mute_software_device_is_named_and_left_alone() {
@@ -346,4 +392,26 @@ fn a_mount_without_its_target_is_a_failure() {
     assert_eq!(lost.fix.as_deref(), Some("rblk-initiator doctor tcp://store1"));
     let silent = judged(ServedMount { name: "m".to_owned(), status: None });
     assert_eq!(silent.verdict, Verdict::Warn);
+}
+
+#[test]
+fn a_mount_that_proves_its_key_spares_the_try_without_one() {
+    let asked = |state: &str, address: &str| {
+        let status = MountStatus {
+            name: "m".to_owned(),
+            state: state.to_owned(),
+            lost_ms_ago: (state != "connected").then_some(1),
+            auth: "key".to_owned(),
+            address: address.to_owned(),
+            ..MountStatus::default()
+        };
+        let mount = ServedMount { name: "m".to_owned(), status: Some(status) };
+        keys_wanted(&peer("tcp://store1:99").address, &Facts { served: vec![mount], ..facts() })
+    };
+    let spared = asked("connected", "tcp://store1:99");
+    assert_eq!(spared.verdict, Verdict::Skip);
+    assert!(spared.found.contains("mount m proves its own"), "{}", spared.found);
+    for (state, address) in [("reconnecting", "tcp://store1:99"), ("connected", "tcp://store1")] {
+        assert_eq!(asked(state, address).verdict, Verdict::Fail, "{state} {address}");
+    }
 }

@@ -1,5 +1,7 @@
 //! The steps of a change, and the way back.
 
+use rblk_protocol::Mutation;
+
 use super::volume_change::VolumeChange;
 use crate::cache::SLOT_BYTES;
 use crate::data::poll_group::VolumeStep;
@@ -37,6 +39,9 @@ pub(super) fn steps_of(
     match (change, before) {
         (VolumeChange::Add(_), _) => vec![Record, Add, Access],
         (VolumeChange::Lose { .. }, _) => vec![Close, Abandon],
+        (VolumeChange::Yield { .. }, _) if Mutation::GroupCleanLie.is_on() => {
+            vec![Close, Drop, Lower]
+        }
         (VolumeChange::Remove { .. } | VolumeChange::Yield { .. }, _) => match after.placement {
             Placement::Store => vec![Close, WriteBack, Quiet, Drop, Lower],
             Placement::Memory(_) | Placement::Null => vec![Close, Quiet, Drop],

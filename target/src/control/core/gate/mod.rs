@@ -16,8 +16,8 @@ use rblk_operate::target::events::{EventKind, Occurrence};
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    ConnectionKind, Epoch, HelloRequest, HostId, LoginRequest, Name, RejectReason, SessionId,
-    Status, limits::WAYS_MAX,
+    ConnectionKind, Epoch, HelloRequest, HostId, LoginRequest, Mutation, Name, RejectReason,
+    SessionId, Status, limits::WAYS_MAX,
 };
 
 use super::admin_command::{AdminAnswer, AdminCommand, refuse, refuse_saying};
@@ -146,7 +146,7 @@ impl Gate {
         let handshake = sessions.proofs().new_handshake(introduction.as_ref())?;
         let resume = (!asked.session.is_none()).then_some((asked.session, asked.epoch));
         match resume {
-            Some((session, epoch)) if handshake.is_none() => {
+            Some((session, epoch)) if handshake.is_none() && !Mutation::WayOtherRun.is_on() => {
                 let resumable = sessions.table().resumable(session, epoch);
                 resumable.map_err(|reason| refused(reason, "cannot resume the session"))?;
             }
@@ -453,8 +453,8 @@ fn no_session(host: Name, reason: RejectReason, out: &mut Outbox, now: Instant) 
         tracing::info!(
             %host,
             ?reason,
-            "an initiator comes back with a session that is not there for it, as after a restart of the target: \
-             it begins a new session"
+            "an initiator comes back with a session that this target does not know, as after a restart of the \
+             target: it begins a new session"
         );
     }
     refuse(Status::NoSuchSession)

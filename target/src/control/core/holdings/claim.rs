@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use rblk_operate::target::events::{EventKind, Occurrence};
-use rblk_protocol::{AccessMode, Status};
+use rblk_protocol::{AccessMode, Epoch, Mutation, Status};
 
 use super::Holdings;
 use super::open::held_by;
@@ -93,7 +93,7 @@ impl Holdings {
         let text = format!("{} took the volume over", claimant.host_name);
         let what = Occurrence::new(EventKind::Fence, text).of_volume(volume.name);
         out.happened(what.of_host(state.host_name, &state.peer));
-        let (before, host) = (state.newest.next(), state.host);
+        let (newest, host) = (state.newest, state.host);
         for open in self.openings.take(|open| open.session == victim) {
             let by = sessions.table().get(by).map(|by| held_by(by, host)).unwrap_or_default();
             out.reply_saying(open.from, open.tag, Status::Fenced, by);
@@ -109,9 +109,19 @@ impl Holdings {
         }
         if ended {
             self.forget_ended(victim, sessions, out);
-        } else if let Some(before) = before {
-            out.tell_all(Notice::EndConnections { session: victim, before });
+        } else {
+            end_up_to(victim, newest, out);
         }
+    }
+}
+
+/// Ends the connections of a session up to that epoch.
+fn end_up_to(session: SessionIndex, epoch: Epoch, out: &mut Outbox) {
+    if Mutation::WayFenceOne.is_on() {
+        return out.tell_all(Notice::EndEpoch { session, epoch });
+    }
+    if let Some(before) = epoch.next() {
+        out.tell_all(Notice::EndConnections { session, before });
     }
 }
 
@@ -123,8 +133,6 @@ fn end_leaving(
     out: &mut Outbox,
 ) {
     for (session, until) in sessions.table().leaving(volume, except, mode) {
-        if let Some(before) = until.next() {
-            out.tell_all(Notice::EndConnections { session, before });
-        }
+        end_up_to(session, until, out);
     }
 }

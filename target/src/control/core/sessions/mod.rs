@@ -116,7 +116,9 @@ impl HostSessions {
 
     /// Whether the time alone may change something.
     pub(super) fn need_ticks(&self) -> bool {
-        !self.burials.is_empty() || self.table.iter().any(|session| session.connections() == 0)
+        !self.burials.is_empty()
+            || self.table.iter().any(|session| session.connections() == 0)
+            || Mutation::WayLease.is_on()
     }
 
     /// The text for a peer when the table of sessions is full.
@@ -139,7 +141,14 @@ impl HostSessions {
         let (session, epoch) = match (resume, join) {
             (None, _) => (self.table.begin(fresh, login, now)?, Epoch(1)),
             (Some((id, epoch)), None) => (self.table.resume(id, epoch, login)?, epoch),
-            (Some((id, epoch)), Some(join)) => (self.table.add_way(id, epoch, join, login)?, epoch),
+            (Some((id, epoch)), Some(join)) => {
+                if Mutation::WayOtherRun.is_on() && self.table.iter().all(|s| s.id != id) {
+                    self.table.begin(id, login.clone(), now)?;
+                    (self.table.resume(id, epoch, login)?, epoch)
+                } else {
+                    (self.table.add_way(id, epoch, join, login)?, epoch)
+                }
+            }
         };
         let ends = self.ends_of(session, epoch);
         // One that joins opens nothing, and news may have gone to a way that died with them.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_protocol::Epoch;
+use rblk_protocol::{Epoch, Mutation};
 
 use super::ended_epochs::EndedEpochs;
 
@@ -55,7 +55,8 @@ impl SessionConnections {
         if let Some(at) = self.live.iter().position(|c| *c == live) {
             self.live.swap_remove(at);
         }
-        if live.is_proven && self.proven() == 0 {
+        let is_way = live.queue.is_none() && Mutation::WayLease.is_on();
+        if live.is_proven && (self.proven() == 0 || is_way) {
             self.lost_at = Some(now);
         }
     }
@@ -97,12 +98,14 @@ impl SessionConnections {
 
     /// Whether a connection of that epoch or an older one is there.
     pub(super) fn has_up_to(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|live| live.epoch <= epoch)
+        let is_older = |live: &Live| live.epoch < epoch && !Mutation::WayFenceOne.is_on();
+        self.live.iter().any(|live| live.epoch == epoch || is_older(live))
     }
 
     /// Whether the last connection has been gone for longer than `time`.
     pub(super) fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
-        let lost_at = self.lost_at.filter(|_| self.proven() == 0);
+        let is_lost = self.proven() == 0 || Mutation::WayLease.is_on();
+        let lost_at = self.lost_at.filter(|_| is_lost);
         lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
     }
 }

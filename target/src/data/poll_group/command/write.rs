@@ -10,7 +10,7 @@ use super::read::{self, split};
 use super::respond::{acknowledge, finish, memory_volume};
 use crate::cache::policy::Slot;
 use crate::cache::slots::Slots;
-use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
+use crate::cache::{Landed, OneBlock, OneWrite, PartToken, ShardRequest};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::parts::{Part, PartIndex};
 use crate::data::poll_group::command::counting;
@@ -60,17 +60,17 @@ pub(in crate::data::poll_group) fn whole<S: Store>(
     let (own, stats) = (group.index, &*group.stats);
     let source = InCapsuleData { connection: &mut *connection, stats, own, tag, data, len };
     match group.shard.write_one(OneBlock { volume, offset, len, fua }, source) {
-        Some(true) => {
+        OneWrite::Done => {
             connection.data_used(data);
             acknowledge(connection, group, tag);
             Ok(())
         }
-        Some(false) => {
+        OneWrite::AtStore => {
             let _ = counting::begin(connection, group, tag).step(RequestEvent::StoreAsked);
             connection.data_used(data);
             Ok(())
         }
-        None => {
+        OneWrite::Declined => {
             let request = counting::begin(connection, group, tag);
             request.keep_data(data);
             let part = Part::new(group.index, offset, 0, len);
