@@ -194,7 +194,10 @@ fn shown(report: &GroupReport) -> String {
     }
     let member = report.member.as_ref().map(|member| format!(", as member {member} sees it"));
     let name = report.name.as_deref().unwrap_or("a target without a name");
-    let mut text = format!("{name}{}\n\n{table}", member.unwrap_or_default());
+    let mut text = format!("{name}{}\n", member.unwrap_or_default());
+    if !table.is_empty() {
+        text += &format!("\n{table}");
+    }
     if !report.fenced.is_empty() {
         text += "\nclients that a group has fenced:\n";
     }

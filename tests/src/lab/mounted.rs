@@ -82,6 +82,14 @@ impl MountFlags {
         self.flag("--path", address)
     }
 
+    /// With that first pause before a lost address is tried again, and not 200 ms.
+    #[must_use]
+    pub fn reconnect_delay(mut self, time: &str) -> Self {
+        let at = self.flags.iter().position(|flag| flag == "200ms").expect("the usual pause");
+        time.clone_into(&mut self.flags[at]);
+        self
+    }
+
     /// Any flag with its value.
     #[must_use]
     pub fn flag(mut self, flag: &str, value: &str) -> Self {

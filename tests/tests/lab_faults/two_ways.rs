@@ -139,7 +139,7 @@ fn ways_fail_in_turn(
     let [one, two] = [0, 1].map(|cable| format!("{scheme}://{}", far.hosts()[cable]));
     let flags = flags(one).path(&two).flag("--paths", "all").environment(environment());
     // A way that falls often is tried ever more seldom.
-    let mounted = Mounted::new(lab, &flags.flag("--reconnect-delay", "20ms"));
+    let mounted = Mounted::new(lab, &flags.reconnect_delay("20ms"));
     let (meter, witness) = (StallMeter::start(mounted.device()), Witness::start());
     let node = mounted.node();
     let ways = TwoWays { lab, far: &far, mounted, meter, witness };

@@ -125,8 +125,8 @@ impl GroupLooker {
         let listed = self.ask_monitors(LIST_FENCED);
         let listed =
             listed.map_err(|errno| self.failed(image, "list the fenced clients", errno))?;
-        serde_json::from_slice(&listed)
-            .map_err(|_| self.failed(image, "list the fenced clients", Errno::EBADMSG))
+        fenced_in(&listed)
+            .ok_or_else(|| self.failed(image, "list the fenced clients", Errno::EBADMSG))
     }
 
     fn ask_monitors(&self, command: &str) -> Result<Vec<u8>, Errno> {
@@ -161,6 +161,12 @@ impl GroupLooker {
     }
 }
 
+/// The fenced clients in an answer of the monitors. A second list, of fenced ranges of addresses,
+/// stands behind that of clients.
+fn fenced_in(answer: &[u8]) -> Option<Vec<FencedClient>> {
+    serde_json::Deserializer::from_slice(answer).into_iter().next()?.ok()
+}
+
 /// The id in the object of the name of an image: its length, and its text.
 fn id_in(bytes: &[u8]) -> Option<String> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
@@ -171,6 +177,19 @@ fn id_in(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fenced_clients_are_the_first_list() {
+        let answer = br#"
+[{"addr":"127.0.0.1:0/123","until":"2036-11-26T13:23:23.382052+0000"}][]"#;
+        let fenced = fenced_in(answer).unwrap();
+        let [FencedClient { address, until }] = &fenced[..] else { panic!("{fenced:?}") };
+        assert_eq!((address.as_str(), &until[..4]), ("127.0.0.1:0/123", "2036"));
+        assert_eq!(fenced_in(b"[][]"), Some(Vec::new()));
+        assert_eq!(fenced_in(b"[][{\"range\":\"10.0.0.0/8\"}]"), Some(Vec::new()));
+        assert_eq!(fenced_in(b""), None);
+        assert_eq!(fenced_in(b"{}"), None);
+    }
 
     #[test]
     fn an_id_has_its_length_before_it() {
