@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::commands::review::{Reviewed, review};
+use crate::commands::review::{FoundVolume, Reviewed, review};
 use crate::daemon::targetd_exit::exit_of;
 use rblk_config::{Auth, Exit, TargetConfig, ignored_drop_ins};
 use rblk_operate::target::defaults::{NO_HOST, NO_VOLUME};
@@ -30,6 +30,8 @@ struct VolumeCheck {
     /// The volume as it would be served. Null: it would not be.
     #[serde(flatten)]
     served: Option<Reviewed>,
+    /// The member of the group that serves it now: that is no fault.
+    elsewhere: Option<String>,
     /// Why it would not be served.
     error: Option<String>,
 }
@@ -58,22 +60,26 @@ pub fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
     let mut exit = Exit::Ok;
     let mut checked = CheckReport { volumes: Vec::new(), warnings };
     for (name, volume) in found.volumes {
-        let (served, error) = match volume {
-            Ok(reviewed) => {
+        let (served, elsewhere, error) = match volume {
+            Ok(FoundVolume::Here(reviewed)) => {
                 output.text(format_args!("{name}: {}", in_words(&reviewed)))?;
                 if let Some(found) = reviewed.contradiction {
                     output.aside(format_args!("rblk-target: warning: volume `{name}`: {found}"));
                 }
-                (Some(reviewed), None)
+                (Some(reviewed), None, None)
+            }
+            Ok(FoundVolume::Elsewhere(who)) => {
+                output.text(format_args!("{name}: ok, {who}"))?;
+                (None, Some(who), None)
             }
             Err(error) => {
                 let text = said_once(error.as_ref());
                 output.aside(format_args!("rblk-target: {text}"));
                 exit = if exit == Exit::Ok { exit_of(&error) } else { exit };
-                (None, Some(text))
+                (None, None, Some(text))
             }
         };
-        checked.volumes.push(VolumeCheck { name, served, error });
+        checked.volumes.push(VolumeCheck { name, served, elsewhere, error });
     }
     output.answer(&checked, String::new)?;
     Ok(exit)

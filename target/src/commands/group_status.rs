@@ -2,7 +2,7 @@
 //! volumes, as the cluster has it. So any member can tell, also while its target does not run.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use rblk_config::{BackingConfig, Exit, ImageName, TargetConfig};
 use rblk_operate::table::{Column, Table};
@@ -14,11 +14,9 @@ use serde::Serialize;
 
 use crate::record::holders::HolderRecord;
 use crate::store::StoreError;
-use crate::store::rbd::group_look::{FencedClient, GroupLook, GroupLooker};
+use crate::store::rbd::fencing::fenced_client::FencedClient;
+use crate::store::rbd::group_look::{GroupLook, GroupLooker};
 use crate::store::rbd::{ClusterPlace, ImageError};
-
-/// Seconds of a year.
-const YEAR: u64 = 31_556_952;
 
 /// The group, in JSON.
 #[derive(Serialize)]
@@ -30,6 +28,24 @@ struct GroupReport {
     volumes: Vec<GroupVolume>,
     /// The clients that a group has fenced.
     fenced: Vec<FencedReport>,
+    /// Why a cluster does not tell them.
+    fenced_errors: Vec<String>,
+}
+
+impl GroupReport {
+    /// Adds what a user of a cluster sees. Users of one cluster see the same clients.
+    fn add_fenced(&mut self, listed: Result<Vec<FencedClient>, String>, now: SystemTime) {
+        let listed = listed.unwrap_or_else(|error| {
+            self.fenced_errors.push(error);
+            Vec::new()
+        });
+        for FencedClient { address, until } in listed.into_iter().filter(|one| one.is_long(now)) {
+            let one = FencedReport { address, until };
+            if !self.fenced.contains(&one) {
+                self.fenced.push(one);
+            }
+        }
+    }
 }
 
 /// A volume of the group, in JSON.
@@ -55,7 +71,7 @@ struct GroupVolume {
 }
 
 /// A fenced client, in JSON.
-#[derive(Serialize)]
+#[derive(Serialize, PartialEq, Eq)]
 struct FencedReport {
     address: String,
     until: String,
@@ -88,6 +104,7 @@ pub fn group_status(path: &Path, output: Output) -> anyhow::Result<Exit> {
         member: config.member.clone(),
         volumes: Vec::new(),
         fenced: Vec::new(),
+        fenced_errors: Vec::new(),
     };
     for (name, image, place) in volumes {
         let shown = image.to_string();
@@ -104,8 +121,12 @@ pub fn group_status(path: &Path, output: Output) -> anyhow::Result<Exit> {
     }
     let now = SystemTime::now();
     for (_, looker, image) in &loaded {
-        let fenced = looker.fenced(image).map_err(StoreError::from)?;
-        report.fenced.extend(fenced.into_iter().filter(|one| is_long(&one.until, now)).map(told));
+        let listed = looker.fenced(image).map_err(|error| {
+            let error = anyhow::Error::from(StoreError::from(error));
+            failure.get_or_insert(crate::daemon::targetd_exit::exit_of(&error));
+            said_once(error.as_ref())
+        });
+        report.add_fenced(listed, now);
     }
     output.answer(&report, || shown(&report))?;
     Ok(failure.unwrap_or(Exit::Ok))
@@ -124,10 +145,6 @@ fn seen(
     let look = looker.look(image);
     lookers.push((place.clone(), looker, image.clone()));
     look
-}
-
-fn told(FencedClient { address, until }: FencedClient) -> FencedReport {
-    FencedReport { address, until }
 }
 
 fn of_look(name: String, image: String, look: GroupLook) -> GroupVolume {
@@ -153,14 +170,6 @@ fn status_of(holder: &HolderRecord) -> HolderStatus {
         shared: holder.mode == AccessMode::Shared,
         present: holder.present,
     }
-}
-
-/// Whether a fence that ends then is of a group. Groups fence for ten years, and others for hours.
-/// Ceph writes the year first.
-fn is_long(until: &str, now: SystemTime) -> bool {
-    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let year = until.split('-').next().and_then(|year| year.parse::<u64>().ok());
-    year.is_some_and(|year| year > 1970 + now / YEAR + 1)
 }
 
 fn shown(report: &GroupReport) -> String {
@@ -198,11 +207,14 @@ fn shown(report: &GroupReport) -> String {
     if !table.is_empty() {
         text += &format!("\n{table}");
     }
-    if !report.fenced.is_empty() {
+    if !report.fenced.is_empty() || !report.fenced_errors.is_empty() {
         text += "\nclients that a group has fenced:\n";
     }
     for FencedReport { address, until } in &report.fenced {
         text += &format!("{address} until {until}\n");
+    }
+    for error in &report.fenced_errors {
+        text += &format!("{error}\n");
     }
     text
 }
@@ -218,6 +230,8 @@ fn lock_word(volume: &GroupVolume) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[test]
@@ -233,12 +247,41 @@ mod tests {
         assert_eq!(lock_word(&volume(Some("c"), Some("d"))), "other");
     }
 
+    fn report() -> GroupReport {
+        let (name, member) = (Some("store".to_owned()), Some("a".to_owned()));
+        let volumes = vec![GroupVolume {
+            name: "vol0".to_owned(),
+            owner: Some("b".to_owned()),
+            ..GroupVolume::default()
+        }];
+        GroupReport { name, member, volumes, fenced: Vec::new(), fenced_errors: Vec::new() }
+    }
+
     #[test]
-    fn a_fence_of_ten_years_is_of_a_group_and_one_of_an_hour_is_not() {
-        let now = UNIX_EPOCH + std::time::Duration::from_secs(1_796_000_000);
-        assert!(is_long("2036-11-26T12:19:25.132226+0000", now));
-        assert!(!is_long("2026-11-29T13:19:25.132226+0000", now));
-        assert!(!is_long("2027-01-01T00:00:00.000000+0000", now));
-        assert!(!is_long("", now));
+    fn the_owners_are_told_also_when_the_fenced_clients_are_not() {
+        let mut report = report();
+        report.add_fenced(Err("rbd/v: cannot list the fenced clients".to_owned()), UNIX_EPOCH);
+        let text = shown(&report);
+        let (table, below) = text.split_once("clients that a group has fenced").unwrap();
+        assert!(table.contains("vol0") && below.contains("cannot list"), "{text}");
+    }
+
+    #[test]
+    fn a_fence_that_two_users_of_a_cluster_see_is_told_once() {
+        let fenced = |address: &str, until: &str| FencedClient {
+            address: address.to_owned(),
+            until: until.to_owned(),
+        };
+        let mut report = report();
+        let one = fenced("127.0.0.1:0/1", "2036-11-26T12:00:00.000000+0000");
+        let hour = fenced("127.0.0.1:0/2", "1970-01-01T01:00:00.000000+0000");
+        // A client of another cluster has the same address.
+        let other = fenced("127.0.0.1:0/1", "2035-11-26T12:00:00.000000+0000");
+        for listed in [vec![one.clone(), hour], vec![one.clone()], vec![other.clone()]] {
+            report.add_fenced(Ok(listed), UNIX_EPOCH);
+        }
+        let told = report.fenced.iter().map(|FencedReport { address, until }| (address, until));
+        let expected = [&one, &other].map(|client| (&client.address, &client.until));
+        assert_eq!(told.collect::<Vec<_>>(), expected);
     }
 }

@@ -15,12 +15,13 @@ use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
 use rblk_operate::CpuList;
 use rblk_operate::doctor::{far_cpus, rdma_devices};
+use rblk_operate::said_once;
 use serde::Serialize;
 
 use crate::daemon::addresses::addresses;
 use crate::memory::demand::{Demand, HostMemory};
 use crate::pool::image;
-use crate::pool::opening::{LockWait, member_of, open_volume};
+use crate::pool::opening::{LockWait, is_elsewhere, member_of, open_volume};
 use crate::store::StoreError;
 use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use rblk_operate::target::defaults::{poll_groups, target_name};
@@ -32,9 +33,28 @@ use rblk_operate::target::store_room::{StoreRoom, shortages};
 #[derive(Debug)]
 pub struct Review {
     /// Each volume, in the order of the configuration, with its name.
-    pub volumes: Vec<(String, anyhow::Result<Reviewed>)>,
+    pub volumes: Vec<(String, anyhow::Result<FoundVolume>)>,
     /// Why the target might not start on this host now, though its configuration is right.
     pub warnings: Vec<String>,
+}
+
+/// A volume without a fault.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FoundVolume {
+    /// It can be served here.
+    Here(Reviewed),
+    /// Another member of the group serves it: which one.
+    Elsewhere(String),
+}
+
+impl FoundVolume {
+    fn of(name: &str, opened: anyhow::Result<Reviewed>) -> anyhow::Result<Self> {
+        match opened {
+            Ok(reviewed) => Ok(Self::Here(reviewed)),
+            Err(error) if is_elsewhere(&error) => Ok(Self::Elsewhere(said_once(error.as_ref()))),
+            Err(error) => Err(error.context(format!("volume `{name}`"))),
+        }
+    }
 }
 
 /// A volume that can be served.
@@ -67,7 +87,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
             return (volume.name.clone(), Err(error));
         }
         if let Some(served) = served_image(volume, running) {
-            return (volume.name.clone(), Ok(served));
+            return (volume.name.clone(), Ok(FoundVolume::Here(served)));
         }
         let opened = open_volume(index, volume, (&name, member.as_ref()), LockWait::No);
         let reviewed = match opened {
@@ -77,10 +97,9 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
                 served_by: None,
                 contradiction: opened.contradiction,
             }),
-            Err(error) => served(&error, &volume.name, running)
-                .ok_or_else(|| error.context(format!("volume `{}`", volume.name))),
+            Err(error) => served(&error, &volume.name, running).ok_or(error),
         };
-        (volume.name.clone(), reviewed)
+        (volume.name.clone(), FoundVolume::of(&volume.name, reviewed))
     });
     let volumes = volumes.collect();
     // A target that starts next finds the locks free.
@@ -226,6 +245,20 @@ fn cannot_listen(address: &Address) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::rbd::ImageError;
+
+    #[test]
+    fn a_volume_that_another_member_serves_has_no_fault() {
+        let image = || "rbd/v".to_owned();
+        let (member, addresses) = ("b".to_owned(), vec!["tcp://192.0.2.2".to_owned()]);
+        let elsewhere = ImageError::Elsewhere { image: image(), member, addresses, why: None };
+        let found = FoundVolume::of("v", Err(StoreError::from(elsewhere).into())).unwrap();
+        let FoundVolume::Elsewhere(who) = found else { panic!("{found:?}") };
+        assert!(who.contains("member `b`") && who.contains("tcp://192.0.2.2"), "{who}");
+        let locked = ImageError::Locked { image: image(), owner: "192.0.2.7:0/1".to_owned() };
+        let error = FoundVolume::of("v", Err(StoreError::from(locked).into())).unwrap_err();
+        assert!(said_once(error.as_ref()).contains("volume `v`"), "{error:#}");
+    }
 
     #[test]
     fn missing_cpus_are_named() {

@@ -47,15 +47,19 @@ use crate::data::poll_group::{FromGroup, group_thread};
 use crate::memory::arena::Arena;
 use crate::memory::demand;
 use crate::memory::demand::{Demand, HostMemory};
-use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
+use crate::pool::opening::{AwayVolume, OpenedVolume, group_users, open_right_ones};
 use crate::record::StateDirectory;
-use crate::store::Backing;
+use crate::store::rbd::fencing::fence_rights::require_fencing;
 use crate::store::rbd::{CLOSE_WAIT, wait_until_closed};
 use crate::store::uring::{UringOptions, UringStore};
+use crate::store::{Backing, StoreError};
 use rblk_operate::target::defaults::{NO_HOST, NO_VOLUME, poll_groups, target_name};
 use rblk_operate::target::status::GivenUp;
 use rblk_operate::target::status::in_words;
 
+/// How long clusters may take to say whether a user may fence, before an upgrade. The running
+/// program waits for 10 s for all of the check.
+const FENCING_CHECK: Duration = Duration::from_secs(5);
 /// How long to wait for an address that this host does not have yet, for example while it boots.
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);
 /// Step of that wait.
@@ -139,6 +143,7 @@ pub fn check_take_over(config: &TargetConfig) -> anyhow::Result<Checked> {
     let addresses = addresses(config)?;
     check_encryption(config, &addresses)?;
     auth_of(config)?;
+    require_fencing(group_users(config), FENCING_CHECK).map_err(StoreError::from)?;
     let listen = addresses.iter().map(ToString::to_string).collect();
     let name = target_name(config)?.to_string();
     let demand = Demand::of(config, poll_groups(config));

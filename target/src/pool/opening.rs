@@ -211,6 +211,24 @@ pub(crate) fn member_of(config: &TargetConfig) -> Option<GroupMember> {
     Some(GroupMember { name, addresses, wish: Wish::Idle, may_break: true, more })
 }
 
+/// The users of clusters by which a member of a group opens images, each with one of its images. A
+/// target in no group has none.
+pub(crate) fn group_users(config: &TargetConfig) -> Vec<(ClusterPlace, ImageName)> {
+    let mut users: Vec<(ClusterPlace, ImageName)> = Vec::new();
+    for volume in config.volumes.iter().filter(|_| config.member.is_some()) {
+        // Another fault of its configuration is found when the volume is opened.
+        if let Ok(BackingConfig::Rbd { image, cluster, .. }) = volume.backing()
+            && image.snap.is_none()
+        {
+            let place = ClusterPlace::from(&cluster);
+            if users.iter().all(|(known, _)| *known != place) {
+                users.push((place, image));
+            }
+        }
+    }
+    users
+}
+
 /// Why a volume cannot be served beside those: no lock keeps a second one from a snapshot of an
 /// image, and both would have one UUID.
 fn served_already(opened: &[OpenedVolume], one: &OpenedVolume) -> Option<anyhow::Error> {
@@ -510,5 +528,42 @@ mod tests {
         }
         let owner = "192.0.2.9:0/77".to_owned();
         assert!(!away(ImageError::Locked { image: image(), owner }).elsewhere);
+    }
+
+    #[test]
+    fn each_user_of_a_cluster_is_asked_once_for_its_fences() {
+        let text = r#"
+            name = "store"
+            member = "a"
+            [[volume]]
+            name = "v"
+            store = "rbd"
+            image = "rbd/v"
+            [[volume]]
+            name = "w"
+            store = "rbd"
+            image = "rbd/w"
+            [[volume]]
+            name = "x"
+            store = "rbd"
+            image = "rbd/x"
+            user = "other"
+            [[volume]]
+            name = "s"
+            store = "rbd"
+            image = "rbd/v@snap"
+            user = "third"
+        "#;
+        let mut config = TargetConfig::parse(text, "test").unwrap();
+        let users: Vec<_> = group_users(&config)
+            .into_iter()
+            .map(|(place, image)| (place.user, image.to_string()))
+            .collect();
+        assert_eq!(users.len(), 2, "{users:?}");
+        assert_eq!(users[0].1, "rbd/v");
+        assert_eq!(users[1], ("other".to_owned(), "rbd/x".to_owned()));
+        // A target in no group fences only what members left.
+        config.member = None;
+        assert!(group_users(&config).is_empty());
     }
 }

@@ -186,7 +186,10 @@ impl Claiming {
     /// A call has ended.
     pub fn called(&mut self, air: &mut Air, answer: Answer) -> Course {
         let event = match (&self.act, answer) {
-            (_, Answer::Failed(errno)) => return Course::Ended(errno.to_string()),
+            (_, Answer::Failed(errno)) => match self.claim.despite_failure() {
+                Some(event) => event,
+                None => return Course::Ended(errno.to_string()),
+            },
             (Act::Look, Answer::Owner(note)) => {
                 self.seen = note;
                 return self.next_call(air);

@@ -10,10 +10,12 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::cluster::{Cluster, checked, text};
+use super::fencing::fenced_client::{FENCE_SECONDS, warn_of_short_fences};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
 use super::image_claim::{Act, Claim, Event, Outcome};
-use super::library::{Handle, ImageWatcher, LOCK_EXCLUSIVE, Library};
+use super::image_watchers::ImageWatchers;
+use super::library::{Handle, LOCK_EXCLUSIVE, Library};
 use super::open_image::boot_ms;
 use super::owner_question::{Ask, ask};
 use super::ownership::fence_call::FenceCall;
@@ -23,12 +25,8 @@ use super::ownership::state_change::StatePlace;
 use super::state_object::StateObject;
 use super::state_record::holder_in;
 
-/// How long a former owner stays fenced: longer than any machine is suspended.
-pub(super) const FENCE_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
 /// Time between two looks at an owner that hands over, or is dead.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Most clients that have an image open.
-const WATCHERS_MOST: usize = 64;
 
 /// The places of a claim.
 pub(super) struct ClaimPlaces<'p> {
@@ -64,7 +62,7 @@ pub(super) fn claim(
     let mut claim = Claim::new(own, wish, may_break);
     let mut act = claim.next(Event::Begin);
     let mut seen = OwnerNote::default();
-    let (mut locked, mut why) = (None, None);
+    let (mut locked, mut why, mut fenced) = (None, None, Vec::new());
     loop {
         tracing::debug!(object = places.object.name(), ?act, "a claim");
         if locked.is_none() && is_abandoned.load(Ordering::Relaxed) && claim.may_stop_before(&act) {
@@ -77,7 +75,7 @@ pub(super) fn claim(
                 seen = places.object.owner()?;
                 Event::Seen(seen.clone(), places.lock.owner()?.map(|owner| owner.address))
             }
-            Act::ReadHolder => Event::Holder(holder_in(&places.object.record()?, claim.wish())),
+            Act::ReadHolder => places.read_holder(&claim)?,
             Act::Ask => {
                 let question = Ask::of(&member.name, claim.wish());
                 let said = ask(places.object, seen.epoch, &question)?;
@@ -92,6 +90,7 @@ pub(super) fn claim(
             Act::Fence(client) => {
                 tracing::warn!(client, owner = seen.member, "fences the client of a former owner");
                 places.fence(Some(&client))?;
+                fenced.push(client);
                 Event::Fenced
             }
             Act::NewestMap => {
@@ -110,6 +109,7 @@ pub(super) fn claim(
                 Event::Paused
             }
             Act::End(outcome) => {
+                warn_of_short_fences(places.cluster, &fenced);
                 return Ok(match (outcome, locked) {
                     (Outcome::Owned(note), Some((owner, proven_at))) => {
                         Ok(Claimed { note, owner, proven_at, is_unproven: claim.is_unproven() })
@@ -143,6 +143,17 @@ pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Resul
 }
 
 impl ClaimPlaces<'_> {
+    fn read_holder(&self, claim: &Claim) -> Result<Event, Errno> {
+        match (self.object.record(), claim.despite_failure()) {
+            (Ok(kept), _) => Ok(Event::Holder(holder_in(&kept, claim.wish()))),
+            (Err(errno), Some(event)) => {
+                tracing::warn!(object = self.object.name(), %errno, "cannot read a record again");
+                Ok(event)
+            }
+            (Err(errno), None) => Err(errno),
+        }
+    }
+
     /// Fences a client for ever, or none, and waits for the map.
     fn fence(&self, client: Option<&str>) -> Result<(), Errno> {
         for call in FenceCall::all(client.is_some()) {
@@ -155,31 +166,9 @@ impl ClaimPlaces<'_> {
         Ok(())
     }
 
-    /// Whether a client watches the image: the cluster drops a dead one after 30 s.
+    /// Whether a client may watch the image.
     fn is_watched(&self, client: &str) -> Result<bool, Errno> {
-        let none = ImageWatcher { address: ptr::null_mut(), id: 0, cookie: 0 };
-        let mut watchers = vec![none; WATCHERS_MOST];
-        let mut count = watchers.len();
-        // SAFETY: an open image; the list has room for as many watchers as `count` says.
-        let listed = checked(unsafe {
-            (self.library.rbd_watchers_list)(self.image, watchers.as_mut_ptr(), &raw mut count)
-        });
-        match listed {
-            Ok(_) => {}
-            // More than any image has: librbd finds out whether the owner lives.
-            Err(Errno::ERANGE) => return Ok(false),
-            Err(errno) => return Err(errno),
-        }
-        let listed = &watchers[..count.min(watchers.len())];
-        let is_client = |watcher: &ImageWatcher| {
-            // SAFETY: a text that the call made, which ends with a zero.
-            let address = unsafe { CStr::from_ptr(watcher.address) }.to_string_lossy();
-            address.strip_prefix("v1:").unwrap_or(&address) == client
-        };
-        let is_watched = listed.iter().any(is_client);
-        // SAFETY: the list that the call made, which nothing uses any more.
-        unsafe { (self.library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
-        Ok(is_watched)
+        ImageWatchers::of(self.library, self.image).map(|watchers| watchers.may_have(client))
     }
 
     /// Takes the lock, if nobody who lives has it. Returns this client as its owner, and a moment

@@ -126,6 +126,11 @@ impl Cluster {
         checked(set).map(drop)
     }
 
+    /// The functions of Ceph.
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
+    }
+
     /// For the functions of librados.
     pub(super) fn handle(&self) -> Handle {
         self.handle

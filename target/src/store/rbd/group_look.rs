@@ -2,14 +2,13 @@
 //! takes no lock, and opens no image.
 
 use std::ffi::c_char;
-use std::ptr;
 
 use nix::errno::Errno;
 use rblk_config::ImageName;
-use serde::Deserialize;
 
 use super::cluster::{Cluster, ClusterPlace, Pool, checked, text};
 use super::error::ImageError;
+use super::fencing::fenced_client::FencedClient;
 use super::header_lock::HeaderLock;
 use super::library::Library;
 use super::ownership::owner_note::OwnerNote;
@@ -17,8 +16,6 @@ use super::state_object::StateObject;
 use crate::record::holders::HolderRecord;
 use crate::record::parse_record;
 
-/// The command that lists fenced clients, for the monitors.
-const LIST_FENCED: &str = r#"{"prefix": "osd blocklist ls", "format": "json"}"#;
 /// How long an OSD may take to answer, in seconds.
 const OSD_DEADLINE: &str = "10";
 /// The longest id of an image that is read, in bytes.
@@ -33,16 +30,6 @@ pub(crate) struct GroupLook {
     pub lock: Option<String>,
     /// The host that may write to its volume.
     pub holder: Option<HolderRecord>,
-}
-
-/// A client that the cluster has fenced.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-pub(crate) struct FencedClient {
-    /// Its address.
-    #[serde(rename = "addr")]
-    pub address: String,
-    /// When the fence ends, as Ceph writes the time.
-    pub until: String,
 }
 
 /// See the module.
@@ -122,49 +109,9 @@ impl GroupLooker {
     /// # Errors
     /// The monitors do not answer, or do not let the client read the list.
     pub(crate) fn fenced(&self, image: &ImageName) -> Result<Vec<FencedClient>, ImageError> {
-        let listed = self.ask_monitors(LIST_FENCED);
-        let listed =
-            listed.map_err(|errno| self.failed(image, "list the fenced clients", errno))?;
-        fenced_in(&listed)
-            .ok_or_else(|| self.failed(image, "list the fenced clients", Errno::EBADMSG))
+        FencedClient::list(&self.cluster)
+            .map_err(|errno| self.failed(image, "list the fenced clients", errno))
     }
-
-    fn ask_monitors(&self, command: &str) -> Result<Vec<u8>, Errno> {
-        let command = text(command);
-        let mut commands = [command.as_ptr()];
-        let (mut answer, mut len) = (ptr::null_mut::<c_char>(), 0_usize);
-        // SAFETY: a connected cluster; the command lives as long as the call, which writes an
-        // address and a length. Nobody asks for the words beside the answer.
-        let asked = checked(unsafe {
-            (self.library.rados_mon_command)(
-                self.cluster.handle(),
-                commands.as_mut_ptr(),
-                commands.len(),
-                ptr::null(),
-                0,
-                &raw mut answer,
-                &raw mut len,
-                ptr::null_mut(),
-                ptr::null_mut(),
-            )
-        });
-        let bytes = match answer.is_null() {
-            true => Vec::new(),
-            // SAFETY: the call has made so many bytes there.
-            false => unsafe { std::slice::from_raw_parts(answer.cast::<u8>(), len) }.to_vec(),
-        };
-        if !answer.is_null() {
-            // SAFETY: made by the call, and nothing uses it any more.
-            unsafe { (self.library.rados_buffer_free)(answer) };
-        }
-        asked.map(|_| bytes)
-    }
-}
-
-/// The fenced clients in an answer of the monitors. A second list, of fenced ranges of addresses,
-/// stands behind that of clients.
-fn fenced_in(answer: &[u8]) -> Option<Vec<FencedClient>> {
-    serde_json::Deserializer::from_slice(answer).into_iter().next()?.ok()
 }
 
 /// The id in the object of the name of an image: its length, and its text.
@@ -177,19 +124,6 @@ fn id_in(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_fenced_clients_are_the_first_list() {
-        let answer = br#"
-[{"addr":"127.0.0.1:0/123","until":"2036-11-26T13:23:23.382052+0000"}][]"#;
-        let fenced = fenced_in(answer).unwrap();
-        let [FencedClient { address, until }] = &fenced[..] else { panic!("{fenced:?}") };
-        assert_eq!((address.as_str(), &until[..4]), ("127.0.0.1:0/123", "2036"));
-        assert_eq!(fenced_in(b"[][]"), Some(Vec::new()));
-        assert_eq!(fenced_in(b"[][{\"range\":\"10.0.0.0/8\"}]"), Some(Vec::new()));
-        assert_eq!(fenced_in(b""), None);
-        assert_eq!(fenced_in(b"{}"), None);
-    }
 
     #[test]
     fn an_id_has_its_length_before_it() {

@@ -17,6 +17,9 @@
 //! fence, and a dead owner is also fenced before librbd takes its lock. When the lock is taken, the
 //! owner in the note is fenced, which may be another one by then.
 //!
+//! A dead owner has no watch of the image at two looks, a second apart. A living one has none for a
+//! moment, when a slow OSD broke its watch: librbd ends that watch, and then begins another one.
+//!
 //! A member that fences nobody waits for the newest map, too. Its own may be older than the fence
 //! of an owner before the last one: an OSD that learns of no newer map would take a late write of
 //! that owner after those of this member.
@@ -52,6 +55,9 @@ const PAUSES_OF_HAND_OVER: u32 = 300;
 const PAUSES_PER_ASK: u32 = 10;
 /// Pauses in which the cluster is expected to drop an owner that is dead.
 const PAUSES_OF_DEAD: u32 = 350;
+/// Pauses between two looks at an owner that does not watch the image: librbd replaces a broken
+/// watch by a new one within that.
+const PAUSES_OF_MISSED: u32 = 10;
 /// Tries to get a lock that nobody should have.
 const LOCKS: u32 = 10;
 
@@ -182,6 +188,8 @@ enum Stage {
     Closes(String),
     // The owner of the lock is not noted, and may be dead.
     Unnoted(String),
+    // No watch of the owner of the lock was found once.
+    Missed(Missed),
     // The owner of the lock is dead, and is fenced.
     FenceDead(LockedBy),
     // The owner of the lock may be dead, which librbd finds out.
@@ -206,6 +214,23 @@ enum LockedBy {
     Nobody,
     Member(OwnerNote),
     Unknown(String),
+}
+
+/// An owner of the lock whose watch was not found, and that may be about to renew it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Missed {
+    by: LockedBy,
+    client: String,
+    // The epoch then.
+    epoch: u64,
+    // Pauses until the next look.
+    pauses: u32,
+}
+
+impl Missed {
+    fn new(by: LockedBy, client: String, epoch: u64) -> Self {
+        Self { by, client, epoch, pauses: PAUSES_OF_MISSED }
+    }
 }
 
 /// The last look before a lock is taken.
@@ -289,6 +314,15 @@ impl Claim {
         self.wish
     }
 
+    /// The event that stands for a failure of the act under way. None: the claim fails with it.
+    ///
+    /// This member is noted as the owner when it reads the record once more. A claim that failed
+    /// there would leave the note of a client that is gone: as after another client's write, no
+    /// host could resume. A record that nobody could read only costs the wait for a former owner.
+    pub fn despite_failure(&self) -> Option<Event> {
+        matches!(self.stage, Stage::LastRecord(_)).then_some(Event::Holder(None))
+    }
+
     /// Takes an event, and says what to do next. An event that does not fit the last act begins
     /// again with a look.
     pub fn next(&mut self, event: Event) -> Act {
@@ -325,8 +359,10 @@ impl Claim {
             (Stage::Dies(note), Event::Watched(false)) => self.died(note),
             (Stage::Unnoted(client), Event::Watched(true)) => self.end(Outcome::Foreign(client)),
             (Stage::Unnoted(client), Event::Watched(false)) => {
-                self.fence_dead(LockedBy::Unknown(client.clone()), client)
+                let (by, epoch) = (LockedBy::Unknown(client.clone()), self.last.epoch);
+                self.pause(Stage::Missed(Missed::new(by, client, epoch)))
             }
+            (Stage::Missed(missed), event) => self.missed(missed, event),
             (Stage::FenceDead(by), Event::Fenced) => {
                 self.has_fenced = true;
                 self.lock(by)
@@ -471,12 +507,43 @@ impl Claim {
         Act::Ask
     }
 
+    /// The owner has no watch, and may have one again.
     fn died(&mut self, owner: OwnerNote) -> Act {
         if owner.member == self.own.member && Mutation::GroupReopensEarly.is_on() {
             return self.lock(LockedBy::Member(owner));
         }
-        let client = owner.client.clone();
-        self.fence_dead(LockedBy::Member(owner), client)
+        let (client, epoch) = (owner.client.clone(), owner.epoch);
+        self.pause(Stage::Missed(Missed::new(LockedBy::Member(owner), client, epoch)))
+    }
+
+    /// No watch of the owner was found.
+    fn missed(&mut self, mut missed: Missed, event: Event) -> Act {
+        match (event, missed.pauses) {
+            (Event::Paused, 2..) => {
+                missed.pauses -= 1;
+                self.pause(Stage::Missed(missed))
+            }
+            (Event::Paused, _) => {
+                self.stage = Stage::Missed(missed);
+                Act::Look
+            }
+            (Event::Seen(note, lock), _) => {
+                let is_same = lock.as_ref() == Some(&missed.client) && note.epoch == missed.epoch;
+                if !is_same || self.may_disturb() {
+                    return self.seen(note, lock);
+                }
+                let client = missed.client.clone();
+                self.stage = Stage::Missed(missed);
+                Act::FindWatch(client)
+            }
+            (Event::Watched(false), _) => self.fence_dead(missed.by, missed.client),
+            (Event::Watched(true), _) => match missed.by {
+                LockedBy::Member(note) => self.pause(Stage::Dies(note)),
+                LockedBy::Unknown(client) => self.end(Outcome::Foreign(client)),
+                LockedBy::Nobody => self.look(),
+            },
+            _ => self.look(),
+        }
     }
 
     fn fence_dead(&mut self, by: LockedBy, client: String) -> Act {

@@ -17,13 +17,15 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rblk_config::ImageName;
 
-use super::claiming::{ClaimPlaces, Claimed, FENCE_SECONDS, claim, wait_for_former};
+use super::claiming::{ClaimPlaces, Claimed, claim, wait_for_former};
 use super::cluster::{Cluster, Pool, checked, read_text, text};
 use super::error::ImageError;
-use super::fence_rights::{FenceRights, try_to_fence};
+use super::fencing::fence_rights::{FenceRights, try_to_fence};
+use super::fencing::fenced_client::{FENCE_SECONDS, warn_of_short_fences};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
 use super::image_claim::Outcome;
+use super::image_watchers::ImageWatchers;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
 use super::looker::Looker;
@@ -31,6 +33,7 @@ use super::needed_setting::{NeededSetting, OF_LONE, OF_MEMBERS, broken_in};
 use super::open_image::{
     Image, ImageFacts, ImageOptions, Shared, boot_ms, identity_of, uuid_of, whole_blocks,
 };
+use super::ownership::before_lone::{BeforeLone, LoneStep};
 use super::ownership::lock_proof::BeforeClose;
 use super::ownership::owner_note::OwnerNote;
 use super::ownership::state_change::StatePlace;
@@ -530,6 +533,14 @@ fn require_lock_feature(image: &OpenImage, fail: &Failing<'_>) -> Result<(), Ima
     }
 }
 
+/// What a target in no group does with the note of a group.
+const LONE: &str = "note in the object beside it that no group has it (osd blocklist)";
+/// Time between two looks at a member that does not watch the image.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+
+/// The places in which a target in no group takes a lock.
+type LonePlaces<'p> = (&'p Cluster, &'p OpenImage, &'p HeaderLock, &'p StateObject);
+
 /// Makes this target the owner of an image, alone or as a member of a group, which keeps the state
 /// beside the image.
 fn own(
@@ -544,37 +555,43 @@ fn own(
         let (claimed, keeper) = claim_it((cluster, image, lock), (name, id), claimant, fail)?;
         return Ok((claimed, Some(keeper)));
     }
-    let (owner, proven_at) = take_lock((image, lock), options.lock_wait, fail)?;
-    let lineage = own_alone(cluster, (name, id), &owner, fail)?;
+    let object = StateObject::of(cluster, name, id).map_err(|errno| fail.at(LONE, errno))?;
+    let places = (cluster, image, lock, &object);
+    let (owner, proven_at) = take_lock(places, options.lock_wait, fail)?;
+    let lineage = own_alone(cluster, &object, &owner, fail)?;
     let note = OwnerNote { lineage, ..OwnerNote::default() };
     Ok((Claimed { note, owner, proven_at, is_unproven: false }, None))
+}
+
+/// The owner of before. None: the user has capabilities for the image alone, and members of a group
+/// need more.
+fn owner_before(object: &StateObject, fail: &Failing<'_>) -> Result<Option<OwnerNote>, ImageError> {
+    match object.owner() {
+        Ok(before) => Ok(Some(before)),
+        Err(Errno::EPERM | Errno::EACCES) => Ok(None),
+        Err(errno) => Err(fail.at(LONE, errno)),
+    }
 }
 
 /// Notes that a target in no group owns an image that members of a group had. Returns the lineage
 /// of the image.
 fn own_alone(
     cluster: &Cluster,
-    (name, id): (&ImageName, &str),
+    object: &StateObject,
     owner: &LockOwner,
     fail: &Failing<'_>,
 ) -> Result<u64, ImageError> {
-    const WHAT: &str = "note in the object beside it that no group has it (osd blocklist)";
-    let failed = |errno| fail.at(WHAT, errno);
-    let object = StateObject::of(cluster, name, id).map_err(failed)?;
-    let before = match object.owner() {
-        Ok(before) => before,
-        // Capabilities for the image alone: members of a group need more.
-        Err(Errno::EPERM | Errno::EACCES) => return Ok(0),
-        Err(errno) => return Err(failed(errno)),
-    };
+    let failed = |errno| fail.at(LONE, errno);
+    let Some(before) = owner_before(object, fail)? else { return Ok(0) };
     let Some(note) = before.of_alone(&owner.address) else { return Ok(0) };
     if !before.is_alone() && !before.client.is_empty() {
         cluster.fence(&before.client, FENCE_SECONDS).map_err(failed)?;
+        warn_of_short_fences(cluster, std::slice::from_ref(&before.client));
     }
     match object.swap_owner(before.epoch, &note).map_err(failed)? {
         true => Ok(note.lineage),
         false => {
-            let (image, owner) = (name.to_string(), before.member);
+            let (image, owner) = (fail.name.to_string(), before.member);
             Err(ImageError::Locked { image, owner })
         }
     }
@@ -625,22 +642,59 @@ fn claim_it(
     Ok((claimed, keeper))
 }
 
+/// What a target in no group does next about the lock. A dead member that has it is fenced here:
+/// librbd would fence it for an hour, and no later fence is longer.
+fn step_before_lock(
+    (cluster, image, lock, object): LonePlaces<'_>,
+    before: &mut BeforeLone,
+    fail: &Failing<'_>,
+) -> Result<LoneStep, ImageError> {
+    let failed = |errno| fail.at(LONE, errno);
+    let Some(note) = owner_before(object, fail)? else { return Ok(LoneStep::Take) };
+    let has_lock = match lock.owner() {
+        Ok(owner) => owner.map(|owner| owner.address),
+        // Somebody has it by other means than librbd.
+        Err(Errno::EBUSY) => None,
+        Err(errno) => return Err(failed(errno)),
+    };
+    if !BeforeLone::is_of_member(&note, has_lock.as_deref()) {
+        return Ok(LoneStep::Take);
+    }
+    let watchers = ImageWatchers::of(image.library, image.handle).map_err(failed)?;
+    let step = before.next(&note, watchers.may_have(&note.client));
+    if let LoneStep::Fence(client) = &step {
+        tracing::warn!(client, owner = note.member, "fences the client of a dead member");
+        cluster.fence(client, FENCE_SECONDS).map_err(failed)?;
+    }
+    Ok(step)
+}
+
 /// Takes the exclusive lock. Returns this client as its owner, and a moment at which it had the
 /// lock, by [`boot_ms`].
 fn take_lock(
-    (image, lock): (&OpenImage, &HeaderLock),
+    places: LonePlaces<'_>,
     wait: Duration,
     fail: &Failing<'_>,
 ) -> Result<(LockOwner, u64), ImageError> {
     const WHAT: &str = "take its exclusive lock";
-    let OpenImage { library, handle } = *image;
+    let (_, &OpenImage { library, handle }, lock, _) = places;
     let deadline = Instant::now() + wait;
+    let mut before = BeforeLone::default();
     loop {
-        // SAFETY: an open image.
-        match checked(unsafe { (library.rbd_lock_acquire)(handle, LOCK_EXCLUSIVE) }) {
-            Ok(_) => break,
-            Err(Errno::EROFS | Errno::EBUSY | Errno::EAGAIN) => {}
-            Err(errno) => return Err(fail.at(WHAT, errno)),
+        match step_before_lock(places, &mut before, fail)? {
+            LoneStep::Take | LoneStep::Fence(_) => {
+                // SAFETY: an open image.
+                match checked(unsafe { (library.rbd_lock_acquire)(handle, LOCK_EXCLUSIVE) }) {
+                    Ok(_) => break,
+                    Err(Errno::EROFS | Errno::EBUSY | Errno::EAGAIN) => {}
+                    Err(errno) => return Err(fail.at(WHAT, errno)),
+                }
+            }
+            LoneStep::LookAgain => {
+                thread::sleep(SECOND_LOOK);
+                continue;
+            }
+            LoneStep::Wait => {}
         }
         if Instant::now() >= deadline {
             let owner = lock.owner().ok().flatten().map(|owner| owner.address);

@@ -10,9 +10,9 @@
 //!   [`needed_setting`]: the settings without which an image is refused.
 //! - Of a group of targets: [`state_object`], the object beside an image with its owner and the
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
-//!   a member becomes the owner, [`claiming`]: its acts; [`owner_question`]: the questions of
-//!   members to each other; [`group_look`] reads all of it for people. [`fence_rights`]: the users
-//!   that may fence.
+//!   a member becomes the owner, [`claiming`]: its acts; [`image_watchers`]; [`owner_question`]:
+//!   the questions of members to each other; [`group_look`] reads all of it for people.
+//!   [`fencing`]: the users that may fence, and the clients that are fenced.
 //! - [`ownership`]: decisions of these that need no call to a cluster; [`state_record`]: the record
 //!   in the object beside an image.
 //!
@@ -34,13 +34,14 @@ pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
 pub(crate) mod error;
-mod fence_rights;
+pub(crate) mod fencing;
 pub(crate) mod group_look;
 pub(crate) mod group_member;
 pub mod header_lock;
 pub mod image_claim;
 mod image_keeper;
 pub(super) mod image_ops;
+mod image_watchers;
 mod keeper_order;
 mod library;
 pub mod lock_look;

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -61,9 +61,15 @@ impl StateKeeper {
         let (orders, received) = mpsc::channel();
         let to_self = orders.clone();
         let spawned = thread::Builder::new().name("rblk-state".to_owned()).spawn(move || {
-            let (tenure, on_ask, watch, is_unheard) = (StateTenure::new(note), None, None, false);
-            let mut keeping =
-                Keeping { object: &object, tenure, on_ask, watch, is_unheard, to_self };
+            let mut keeping = Keeping {
+                object: &object,
+                tenure: StateTenure::new(note),
+                on_ask: None,
+                watch: None,
+                watch_at: None,
+                is_unheard: false,
+                to_self,
+            };
             keeping.watch();
             let is_lost = keeping.run(&received);
             // No question comes any more.
@@ -117,12 +123,38 @@ impl Asking {
     }
 }
 
+/// What the thread does next.
+#[derive(PartialEq, Eq, Debug)]
+enum NextDue<T> {
+    Order(T),
+    Watch,
+    // Nobody gives orders any more.
+    End,
+}
+
+/// Waits for an order, or until a try to watch is due. Orders that come one after the other do not
+/// delay that.
+fn next_due<T>(orders: &Receiver<T>, watch_at: Option<Instant>) -> NextDue<T> {
+    let Some(at) = watch_at else { return orders.recv().map_or(NextDue::End, NextDue::Order) };
+    let left = at.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return NextDue::Watch;
+    }
+    match orders.recv_timeout(left) {
+        Ok(order) => NextDue::Order(order),
+        Err(RecvTimeoutError::Timeout) => NextDue::Watch,
+        Err(RecvTimeoutError::Disconnected) => NextDue::End,
+    }
+}
+
 /// The work of the thread.
 struct Keeping<'o> {
     object: &'o StateObject,
     tenure: StateTenure,
     on_ask: Option<OnAsk>,
     watch: Option<Watch<'o>>,
+    // When the next try to watch is due, if there is no watch.
+    watch_at: Option<Instant>,
     // A try to watch has failed since the last watch.
     is_unheard: bool,
     to_self: Sender<StateOrder>,
@@ -133,17 +165,13 @@ impl Keeping<'_> {
     fn run(&mut self, orders: &Receiver<StateOrder>) -> bool {
         loop {
             // Without a watch another member fences this one when a host asks it for the image.
-            let order = match self.watch {
-                Some(_) => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                None => orders.recv_timeout(WATCH_RETRY),
-            };
-            let order = match order {
-                Ok(order) => order,
-                Err(RecvTimeoutError::Timeout) => {
+            let order = match next_due(orders, self.watch_at) {
+                NextDue::Order(order) => order,
+                NextDue::Watch => {
                     self.watch();
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => return false,
+                NextDue::End => return false,
             };
             match order {
                 // An error means that nobody waits any more.
@@ -178,12 +206,13 @@ impl Keeping<'_> {
         let object = self.object.name();
         match Watch::begin(self.object, self.to_self.clone()) {
             Ok(watch) => {
-                self.watch = Some(watch);
+                (self.watch, self.watch_at) = (Some(watch), None);
                 if std::mem::take(&mut self.is_unheard) {
                     tracing::info!(object, "other members can ask this one for an image again");
                 }
             }
             Err(errno) => {
+                self.watch_at = Some(Instant::now() + WATCH_RETRY);
                 if !std::mem::replace(&mut self.is_unheard, true) {
                     tracing::warn!(
                         object, %errno,
@@ -326,5 +355,29 @@ impl StateText for RecordOrders {
 
     fn replace_text(&self, text: Vec<u8>, revisions: (u64, u64)) -> io::Result<bool> {
         self.asked(|reply| StateOrder::Replace(revisions, text, reply))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_do_not_delay_a_try_to_watch() {
+        let (give, orders) = mpsc::channel();
+        (0..3).for_each(|order| give.send(order).unwrap());
+        let now = Instant::now();
+        assert_eq!(next_due(&orders, Some(now)), NextDue::Watch);
+        assert_eq!(next_due(&orders, Some(now + Duration::from_secs(3600))), NextDue::Order(0));
+        assert_eq!(next_due(&orders, None), NextDue::Order(1));
+        assert_eq!(next_due(&orders, Some(now)), NextDue::Watch, "an order waits");
+        assert_eq!(next_due(&orders, None), NextDue::Order(2));
+        assert_eq!(
+            next_due(&orders, Some(Instant::now() + Duration::from_millis(1))),
+            NextDue::Watch
+        );
+        drop(give);
+        assert_eq!(next_due(&orders, None), NextDue::End);
+        assert_eq!(next_due(&orders, Some(now + Duration::from_secs(3600))), NextDue::End);
     }
 }

@@ -10,6 +10,7 @@ use super::image::{Cluster, loss_of, open};
 use super::*;
 use crate::record::holders::HolderRecord;
 use crate::record::{AtRisk, BootId, KeepError, Keeper, KeeperContent, Revision, VolumeRecord};
+use crate::store::rbd::fencing::fence_rights::require_fencing;
 use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
 use crate::store::rbd::ownership::lock_proof::PROVEN;
@@ -294,10 +295,20 @@ fn with_ceph_a_member_that_may_not_fence_owns_no_image() {
             assert!(error.contains(piece), "{piece:?} is not in: {error}");
         }
     }
+    // An upgrade of a member is refused before anything is closed.
+    let may_fence = || {
+        let of_rbd = cluster.options(IMAGE);
+        let user = "weak".to_owned();
+        let place = ClusterPlace { user, keyring: Some(keyring.clone()), ..of_rbd.cluster };
+        require_fencing(vec![(place, of_rbd.name)], Duration::from_secs(30))
+    };
+    let error = may_fence().unwrap_err().to_string();
+    assert!(error.contains("ceph auth caps client.weak mon"), "{error}");
     // A target in no group fences nobody, and needs no more than before.
     drop(weak(cluster.options(IMAGE)).unwrap());
     assert!(wait_until_closed(Duration::from_secs(30)));
     cluster.run("ceph auth caps client.weak mon profile+rbd osd profile+rbd+pool=rbd");
+    may_fence().unwrap();
     drop(weak(member(&cluster, "a", Wish::Idle)).unwrap());
     assert!(wait_until_closed(Duration::from_secs(30)));
 }

@@ -209,21 +209,7 @@ impl World {
             Act::ReadHolder => Event::Holder(HOLDERS[self.pick(HOLDERS.len())]),
             Act::FindWatch(client) => Event::Watched(self.is_alive(&client)),
             Act::Ask => Event::Answered(self.asked()),
-            Act::Lock => {
-                let free = match self.lock.clone() {
-                    None => true,
-                    Some(client) if self.is_alive(&client) => false,
-                    Some(client) => {
-                        self.taken_by_librbd(at, &client);
-                        true
-                    }
-                };
-                if free || self.is(Mistake::TwoClaims) {
-                    self.lock = Some(own.clone());
-                    return Some(Event::Locked(Some(own)));
-                }
-                Event::Locked(None)
-            }
+            Act::Lock => Event::Locked(self.take_lock(at, own)),
             Act::Fence(client) => {
                 let is_short = self.is(Mistake::ShortFence);
                 self.fence(at, &client, if is_short { self.now + SHORT } else { u64::MAX });
@@ -268,6 +254,23 @@ impl World {
                 return None;
             }
         })
+    }
+
+    /// Takes the lock for a client, if its owner is gone or dead, as librbd does.
+    fn take_lock(&mut self, at: usize, client: String) -> Option<String> {
+        let free = match self.lock.clone() {
+            None => true,
+            Some(owner) if self.is_alive(&owner) => false,
+            Some(owner) => {
+                self.taken_by_librbd(at, &owner);
+                true
+            }
+        };
+        if !free && !self.is(Mistake::TwoClaims) {
+            return None;
+        }
+        self.lock = Some(client.clone());
+        Some(client)
     }
 
     /// A member is the owner. Its note says whether hosts of before may resume.
@@ -593,6 +596,77 @@ fn an_owner_that_gave_the_image_back_while_it_was_asked_is_not_fenced() {
     assert!(!other.is_closing(Some("x")) && !OwnerNote::default().is_closing(None));
 }
 
+/// The owner has no watch, and has none a moment later.
+fn dead(claim: &mut Claim, seen: &Event, client: &str) {
+    assert_eq!(claim.next(Event::Watched(false)), Act::Pause);
+    for _ in 1..PAUSES_OF_MISSED {
+        assert_eq!(claim.next(Event::Paused), Act::Pause);
+    }
+    assert_eq!(claim.next(Event::Paused), Act::Look);
+    assert_eq!(claim.next(seen.clone()), Act::FindWatch(client.to_owned()));
+    assert_eq!(claim.next(Event::Watched(false)), Act::Fence(client.to_owned()));
+}
+
+/// A slow OSD breaks the watch of a living owner, and its librbd begins another one.
+#[test]
+fn an_owner_that_has_no_watch_for_a_moment_is_not_fenced() {
+    let of = |client: &str| Some(client.to_owned());
+    let again = |claim: &mut Claim| {
+        let mut act = claim.next(Event::Watched(false));
+        while act == Act::Pause {
+            act = claim.next(Event::Paused);
+        }
+        assert_eq!(act, Act::Look);
+    };
+    for wish in [Wish::Idle, Wish::Fresh] {
+        // It watches again.
+        let mut dies = claim(wish, true);
+        assert_eq!(dies.next(Event::Seen(note("x"), of("x"))), Act::Ask);
+        assert_eq!(dies.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
+        again(&mut dies);
+        let act = dies.next(Event::Seen(note("x"), of("x")));
+        assert_eq!(act, Act::FindWatch("x".to_owned()));
+        assert_eq!(dies.next(Event::Watched(true)), Act::Pause);
+        assert_eq!(dies.next(Event::Paused), Act::Look);
+        // One look without a watch later is the first one again.
+        dies.next(Event::Seen(note("x"), of("x")));
+        again(&mut dies);
+        // It has given the image back meanwhile, or another member is the owner.
+        assert_eq!(dies.next(Event::Seen(OwnerNote { epoch: 8, ..note("") }, None)), Act::Lock);
+        let mut other = claim(wish, true);
+        other.next(Event::Seen(note("x"), of("x")));
+        other.next(Event::Answered(None));
+        again(&mut other);
+        let now = OwnerNote { epoch: 8, ..note("z") };
+        assert_eq!(other.next(Event::Seen(now, of("z"))), Act::Ask);
+    }
+    // A client that is no member.
+    let mut unnoted = claim(Wish::TakeOver, true);
+    let seen = || Event::Seen(note("x"), of("z"));
+    while unnoted.next(seen()) == Act::Pause {
+        unnoted.next(Event::Paused);
+    }
+    again(&mut unnoted);
+    assert_eq!(unnoted.next(seen()), Act::FindWatch("z".to_owned()));
+    let foreign = Act::End(Outcome::Foreign("z".to_owned()));
+    assert_eq!(unnoted.next(Event::Watched(true)), foreign);
+}
+
+/// A host that may disturb the owner comes while its watch is looked for once more.
+#[test]
+fn the_holder_does_not_wait_for_the_second_look_at_an_owner_without_a_watch() {
+    let seen = || Event::Seen(note("x"), Some("x".to_owned()));
+    let mut claim = claim(Wish::Idle, true);
+    claim.next(seen());
+    assert_eq!(claim.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
+    let mut act = claim.next(Event::Watched(false));
+    claim.raise(Wish::Return(HostId([1; 16]), Generation(3)));
+    while act == Act::Pause {
+        act = claim.next(Event::Paused);
+    }
+    assert_eq!((act, claim.next(seen())), (Act::Look, Act::ReadHolder));
+}
+
 /// The owner does not answer: the cluster drops it when it is dead.
 fn outlives(claim: &mut Claim) {
     assert_eq!(claim.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
@@ -610,7 +684,7 @@ fn a_host_with_an_old_generation_disturbs_no_owner() {
     let seen = || Event::Seen(note("x"), Some("x".to_owned()));
     outlives(&mut claim);
     assert_eq!(claim.next(seen()), Act::FindWatch("x".to_owned()));
-    assert_eq!(claim.next(Event::Watched(false)), Act::Fence("x".to_owned()), "it is dead");
+    dead(&mut claim, &seen(), "x");
     assert_eq!(claim.next(Event::Fenced), Act::Lock);
     let elsewhere = Act::End(Outcome::Elsewhere(note("x")));
     assert_eq!(claim.next(Event::Locked(None)), elsewhere, "another member was faster");
@@ -676,15 +750,16 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
         assert_eq!(claim.is_unproven(), is_unproven, "{wish:?} {holder:?}");
     }
     // The cluster has dropped a dead owner, or one that the cluster did not reach.
-    let mut dead = claim(Wish::Idle, true);
-    assert_eq!(dead.next(Event::Seen(note("x"), Some("x".to_owned()))), Act::Ask);
-    assert_eq!(dead.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
-    assert_eq!(dead.next(Event::Watched(false)), Act::Fence("x".to_owned()));
-    assert_eq!(dead.next(Event::Fenced), Act::Lock);
-    dead.next(Event::Locked(Some("y".to_owned())));
-    let act = dead.next(Event::Seen(note("x"), Some("y".to_owned())));
+    let mut dropped = claim(Wish::Idle, true);
+    let seen = Event::Seen(note("x"), Some("x".to_owned()));
+    assert_eq!(dropped.next(seen.clone()), Act::Ask);
+    assert_eq!(dropped.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
+    dead(&mut dropped, &seen, "x");
+    assert_eq!(dropped.next(Event::Fenced), Act::Lock);
+    dropped.next(Event::Locked(Some("y".to_owned())));
+    let act = dropped.next(Event::Seen(note("x"), Some("y".to_owned())));
     assert_eq!(act, Act::Fence("x".to_owned()));
-    assert!(matches!(dead.next(Event::Fenced), Act::Swap(..)) && dead.is_unproven());
+    assert!(matches!(dropped.next(Event::Fenced), Act::Swap(..)) && dropped.is_unproven());
     // It was given back.
     let mut free = claim(Wish::TakeOver, true);
     assert_eq!(free.next(Event::Seen(note(""), None)), Act::Lock);
@@ -725,6 +800,28 @@ fn the_record_at_the_end_decides_whether_a_former_owner_may_answer_others() {
         assert!(matches!(claim.next(Event::Holder(last)), Act::End(Outcome::Owned(_))));
         assert_eq!(claim.is_unproven(), last != Some(AccessMode::Exclusive), "{last:?}");
     }
+}
+
+/// The owner is noted: a claim that failed now would leave the note of a client that is gone.
+#[test]
+fn a_record_that_cannot_be_read_at_the_end_costs_a_wait_and_not_the_image() {
+    let mut claim = claim(Wish::Return(HostId([1; 16]), Generation(3)), true);
+    let seen = Event::Seen(note("x"), Some("x".to_owned()));
+    assert_eq!(claim.next(seen), Act::ReadHolder);
+    assert_eq!(claim.despite_failure(), None, "nothing is noted yet");
+    assert_eq!(claim.next(Event::Holder(Some(AccessMode::Exclusive))), Act::Ask);
+    silent(&mut claim);
+    claim.next(Event::Fenced);
+    claim.next(Event::Broken(true));
+    claim.next(Event::Seen(note("x"), None));
+    claim.next(Event::Locked(Some("y".to_owned())));
+    claim.next(Event::Seen(note("x"), Some("y".to_owned())));
+    assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+    assert_eq!(claim.despite_failure(), None);
+    assert_eq!(claim.next(Event::Swapped(true)), Act::ReadHolder);
+    let event = claim.despite_failure().expect("the claim goes on");
+    assert!(matches!(claim.next(event), Act::End(Outcome::Owned(_))));
+    assert!(claim.is_unproven());
 }
 
 #[test]
@@ -814,7 +911,7 @@ fn the_lock_of_a_dead_client_that_is_not_noted_is_taken_and_no_host_may_resume()
     }
     assert_eq!(claim.next(seen()), Act::FindWatch("z".to_owned()));
     // Before librbd fences it for an hour.
-    assert_eq!(claim.next(Event::Watched(false)), Act::Fence("z".to_owned()));
+    dead(&mut claim, &seen(), "z");
     assert_eq!(claim.next(Event::Fenced), Act::Lock);
     assert_eq!(claim.next(Event::Locked(Some("y".to_owned()))), Act::Look);
     let locked = Event::Seen(note("x"), Some("y".to_owned()));
@@ -864,7 +961,7 @@ fn a_target_in_no_group_and_a_group_raise_the_lineage_when_one_follows_the_other
         claim.next(Event::Paused);
     }
     assert_eq!(claim.next(seen()), Act::FindWatch("t".to_owned()));
-    assert_eq!(claim.next(Event::Watched(false)), Act::Fence("t".to_owned()));
+    dead(&mut claim, &seen(), "t");
     assert_eq!(claim.next(Event::Fenced), Act::Lock);
     claim.next(Event::Locked(Some("y".to_owned())));
     let locked = Event::Seen(again.clone(), Some("y".to_owned()));
