@@ -71,6 +71,14 @@ impl Cable {
         format!("ip -n {space} addr {what} {host}/24 dev {far}")
     }
 
+    /// The command that makes this host known to the other one, which forgets it with its address.
+    /// By ARP it would learn of the bridge, which answers for this host, too: then nothing goes by
+    /// the port of this side.
+    pub(super) fn far_neighbour(&self) -> String {
+        let Self { space, ends: [_, far], hosts: [host, _], links: [link, _], .. } = self;
+        format!("ip -n {space} neigh replace {host} lladdr {link} dev {far}")
+    }
+
     /// Lays the cable, with RDMA devices of a kind at its ends.
     pub(super) fn plug(&self, kind: &str) {
         let Self { space, ends: [near, far], ports, bridge, devices, hosts, links } = self;
@@ -90,7 +98,7 @@ impl Cable {
         // Each end knows the other as a neighbour. Otherwise the answer to ARP may come before the
         // RDMA core waits for it, and the core then waits for its whole timeout.
         ip(&format!("ip neigh replace {} lladdr {} dev {near}", hosts[1], links[1]));
-        ip(&format!("ip -n {space} neigh replace {} lladdr {} dev {far}", hosts[0], links[0]));
+        ip(&self.far_neighbour());
         ip(&format!("rdma link add {} type {kind} netdev {near}", devices[0]));
         ip(&format!("ip netns exec {space} rdma link add {} type {kind} netdev {far}", devices[1]));
     }

@@ -154,7 +154,7 @@ impl Drop for Cut<'_> {
             CableFault::Cut => vec![format!("ip link set {far} master {}", names.bridge)],
             CableFault::Silent => vec![queue(near, IN_TIME)],
             CableFault::Stalled => [near, far].map(|port| queue(port, IN_TIME)).to_vec(),
-            CableFault::NoAddress => vec![names.far_address("add")],
+            CableFault::NoAddress => vec![names.far_address("add"), names.far_neighbour()],
         };
         for command in commands {
             let ended = start(&command.split(' ').collect::<Vec<_>>()).finish(DEADLINE);
