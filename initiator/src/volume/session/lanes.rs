@@ -7,7 +7,7 @@ use rblk_config::Encrypt;
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{
     Address, CipherKey, CipherKeys, ConnectOptions, Connection, ConnectionHello, Device, Poller,
-    PollerHandle, ProtectionDomain, QpLimits, Route, Transport,
+    PollerHandle, ProtectionDomain, QpLimits, Route, Scheme, Transport,
 };
 use rblk_protocol::auth::{self, Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
@@ -120,7 +120,8 @@ impl Lanes<'_> {
             volume,
             lane_bytes: limits::LANE_BYTES,
             way: WayIndex::FIRST,
-            way_terms: WayTerms::default(),
+            // TCP is for the time when no way over RDMA lives.
+            way_terms: WayTerms { tier: u8::from(self.address.scheme == Scheme::Tcp), speed: 0 },
         })
     }
 
