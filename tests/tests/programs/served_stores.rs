@@ -393,7 +393,10 @@ fn as_root_a_read_only_device_is_no_writable_volume() {
     let plain = fs::read_to_string(bed.path("target.toml")).unwrap();
     let whole = format!("{plain}{table}");
     fs::write(bed.path("target.toml"), &whole).unwrap();
-    let refused = ["is read-only (file system or device)", "export the volume read-only"];
+    let refused = [
+        "is read-only (file system or device, or a path outside ReadWritePaths=",
+        "export the volume read-only",
+    ];
     device.set("--setro");
     let check = bed.run("check");
     assert_ne!(check.code, Some(0), "{check:?}");
