@@ -14,6 +14,7 @@ use super::observe::summary;
 use super::peers::session::Session;
 use super::peers::whom::meant;
 use super::requests::departure::may_upgrade;
+use super::requests::predecessor::Agreed;
 use super::volumes::ChangeOutcome;
 use super::volumes::change_files::ChangeFiles;
 use super::{Control, Description, ToControl};
@@ -41,12 +42,7 @@ impl Control {
             ToControl::MayUpgrade(forced, reply) => {
                 let _ = reply.send(may_upgrade(self, forced));
             }
-            ToControl::Upgrade(_) if self.claims.leaving(Instant::now()).is_some() => {
-                tracing::info!("no other program takes over: the target is stopping");
-            }
-            ToControl::Upgrade(agreed) => {
-                self.upgrades.begin(*agreed, &mut self.core, &self.groups);
-            }
+            ToControl::Upgrade(agreed) => self.upgrade(*agreed),
             ToControl::Hosts(hosts, reading, reply) => {
                 let _ = reply.send(self.running.let_in_only(&hosts, reading, &mut self.core));
             }
@@ -89,6 +85,14 @@ impl Control {
             ToControl::Kick(whom, reply) => {
                 let _ = reply.send(kick(&whom, &mut self.core));
             }
+        }
+    }
+
+    /// Begins an upgrade, unless this member hands its volumes over because it is about to stop.
+    fn upgrade(&mut self, agreed: Agreed) {
+        match self.claims.leaving(Instant::now()) {
+            None => self.upgrades.begin(agreed, &mut self.core, &self.groups),
+            Some(_) => tracing::info!("no other program takes over: the target is stopping"),
         }
     }
 

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{TargetConfig, VolumeConfig};
-use rblk_operate::said_once;
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
 use super::core::{Core, VolumeChange};
 use super::volumes::ChangeOutcome;
 use super::volumes::change_files::ChangeFiles;
-use crate::pool::opening::{OpenedVolume, member_of, open_one};
+use crate::pool::opening::{AwayVolume, OpenedVolume, member_of, open_one};
 use crate::store::OpenStore;
 use crate::store::rbd::group_member::{GroupMember, MoreWishes};
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
@@ -37,7 +36,7 @@ pub(super) const LEAVES: &str =
 pub(super) const LONG_CHANGE: Duration = Duration::from_secs(3);
 
 /// A claim that has ended.
-type EndedClaim = (Name, Result<Arc<OpenedVolume>, String>);
+type EndedClaim = (Name, Result<Arc<OpenedVolume>, AwayVolume>);
 
 /// A question of another member for a volume.
 type Question = (VolumeIndex, AskTicket, Ask);
@@ -46,7 +45,7 @@ type Question = (VolumeIndex, AskTicket, Ask);
 #[derive(Debug)]
 pub(super) enum ClaimNews {
     /// The image of a volume is open, or cannot be had.
-    Ended(Name, Result<Arc<OpenedVolume>, String>),
+    Ended(Name, Result<Arc<OpenedVolume>, AwayVolume>),
     /// Another member asks for a volume.
     Asked(VolumeIndex, AskTicket, Ask),
 }
@@ -300,11 +299,11 @@ impl Claims {
         }
         let (ended, target) = (self.ended.0.clone(), self.target);
         if self.leaving.is_some() {
-            return drop(ended.send((name, Err(LEAVES.to_owned()))));
+            return drop(ended.send((name, Err(AwayVolume::new(name, LEAVES)))));
         }
         let (Some(member), Some(config)) = (self.member.clone(), self.others.get(&name).cloned())
         else {
-            drop(ended.send((name, Err("the volume is in no group".to_owned()))));
+            drop(ended.send((name, Err(AwayVolume::new(name, "the volume is in no group")))));
             return;
         };
         let is_old = |at: &Instant| at.elapsed() >= DAMPING;
@@ -315,7 +314,8 @@ impl Claims {
         tokio::task::spawn_blocking(move || {
             let member = GroupMember { wish, may_break, more, ..member };
             let opened = open_one(0, &config, (&target, Some(&member)));
-            let opened = opened.map(Arc::new).map_err(|error| said_once(error.as_ref()));
+            let opened = opened.map(Arc::new);
+            let opened = opened.map_err(|error| AwayVolume::unopened(name, &error));
             // An error means that control has ended.
             drop(ended.send((name, opened)));
         });

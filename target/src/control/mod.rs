@@ -667,8 +667,7 @@ impl Control {
         let what = Occurrence::new(EventKind::StoreFault, text.clone());
         self.events.happened(Occurrence { volume: Some(name.clone()), ..what });
         let why = format!("{text}. `rblk-target reload` serves it again when its lock is free");
-        self.description.away.retain(|away| away.name != name);
-        self.description.away.push(AwayVolume::new(name, why));
+        self.is_away(AwayVolume::new(name, why));
         self.volumes.end_lost(&mut self.core, (&self.running, &self.persister));
     }
 
@@ -704,7 +703,7 @@ impl Control {
             !is_gone(&away.name) || names.iter().any(|name| name.as_str() == away.name)
         });
         for name in names.difference(&before) {
-            self.is_away(name, NOT_HAD.to_owned());
+            self.is_away(AwayVolume::new(name, NOT_HAD));
         }
     }
 
@@ -712,7 +711,7 @@ impl Control {
         match news {
             ClaimNews::Ended(name, Ok(opened)) => {
                 if let Err(why) = self.claims.serve_soon(name, opened) {
-                    self.claim_ended(name, Err(why.to_owned()));
+                    self.claim_ended(name, Err(AwayVolume::new(name, why)));
                 }
             }
             ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
@@ -746,10 +745,12 @@ impl Control {
     fn change_for_group(&mut self) -> bool {
         if let Some(ended) = self.claims.ended_change() {
             match ended {
-                EndedChange::Served(name, result) => self.claim_ended(name, result),
+                EndedChange::Served(name, result) => {
+                    self.claim_ended(name, result.map_err(|why| AwayVolume::new(name, why)));
+                }
                 EndedChange::Yielded(name, Ok(())) => {
                     tracing::info!(volume = %name, "a volume is handed over to another member");
-                    self.is_away(&name, HANDED_OVER.to_owned());
+                    self.is_away(AwayVolume::elsewhere(name, HANDED_OVER));
                 }
                 EndedChange::Yielded(name, Err(why)) => {
                     tracing::error!(volume = %name, why, "a volume is not handed over");
@@ -791,7 +792,7 @@ impl Control {
                 "hands the volumes of the group over, and stops then"
             );
             for name in self.claims.leave(names.into_iter().map(|(_, name)| name), now) {
-                self.claim_ended(name, Err(LEAVES.to_owned()));
+                self.claim_ended(name, Err(AwayVolume::new(name, LEAVES)));
             }
         }
     }
@@ -815,22 +816,22 @@ impl Control {
         !gets_on && self.volumes.long_change(LONG_CHANGE).is_some()
     }
 
-    fn claim_ended(&mut self, name: Name, result: Result<(), String>) {
+    fn claim_ended(&mut self, name: Name, result: Result<(), AwayVolume>) {
         match &result {
             Ok(()) => {
                 self.description.away.retain(|away| away.name != name.as_str());
             }
-            Err(why) => {
-                tracing::info!(volume = %name, why, "cannot claim a volume");
-                self.is_away(&name, why.clone());
+            Err(away) => {
+                tracing::info!(volume = %name, why = away.why, "cannot claim a volume");
+                self.is_away(away.clone());
             }
         }
-        self.core.claim_ended(name, &result);
+        self.core.claim_ended(name, &result.map_err(|away| away.why));
     }
 
-    fn is_away(&mut self, name: &Name, why: String) {
-        self.description.away.retain(|away| away.name != name.as_str());
-        self.description.away.push(AwayVolume::new(name.to_string(), why));
+    fn is_away(&mut self, volume: AwayVolume) {
+        self.description.away.retain(|away| away.name != volume.name);
+        self.description.away.push(volume);
     }
 
     /// The outcome of a write to the records for the next run.

@@ -87,14 +87,21 @@ pub(crate) struct AwayVolume {
     pub elsewhere: bool,
 }
 
-/// The words of each reason that names another member of the group.
-const ELSEWHERE: &str = "of this target serves it";
-
 impl AwayVolume {
-    /// A volume that is away for this reason.
-    pub(crate) fn new(name: String, why: String) -> Self {
-        let elsewhere = why.contains(ELSEWHERE);
-        Self { name, why, elsewhere }
+    /// A volume that is away for this reason, a fault.
+    pub(crate) fn new(name: impl ToString, why: impl Into<String>) -> Self {
+        Self { name: name.to_string(), why: why.into(), elsewhere: false }
+    }
+
+    /// A volume that another member of the group serves.
+    pub(crate) fn elsewhere(name: impl ToString, why: impl Into<String>) -> Self {
+        Self { elsewhere: true, ..Self::new(name, why) }
+    }
+
+    /// A volume that could not be opened.
+    pub(crate) fn unopened(name: impl ToString, error: &anyhow::Error) -> Self {
+        let why = said_once(error.as_ref());
+        Self { elsewhere: is_elsewhere(error), ..Self::new(name, why) }
     }
 }
 
@@ -167,7 +174,7 @@ pub(crate) fn open_right_ones(
         return Err(error.context(format!("volume `{}`", volume.name)));
     }
     let told = |(volume, error): (&VolumeConfig, anyhow::Error)| {
-        let away = AwayVolume::new(volume.name.clone(), said_once(error.as_ref()));
+        let away = AwayVolume::unopened(&volume.name, &error);
         let AwayVolume { name, why, elsewhere } = &away;
         match elsewhere {
             true => tracing::info!(volume = name, why, "another member serves a volume"),
@@ -516,7 +523,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_another_member_serves_has_no_fault() {
-        let away = |error: ImageError| AwayVolume::new("v".to_owned(), error.to_string());
+        let away = |error| AwayVolume::unopened("v", &StoreError::Image(error).into());
         let image = || "rbd/v".to_owned();
         let (member, addresses) = ("a".to_owned(), vec!["tcp://192.0.2.1".to_owned()]);
         let busy = Some("volume w is resized".to_owned());

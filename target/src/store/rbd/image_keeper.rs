@@ -279,17 +279,14 @@ impl Kept {
         let of_lock = set_of_lock(&cluster, options, &fail)?;
         let fsid = cluster.fsid().map_err(|errno| fail.at("read the id of the cluster", errno))?;
         begin("open its pool");
+        let (image_name, pool_name) = (|| name.to_string(), || name.pool.clone());
         let pool = cluster.pool(name).map_err(|errno| match errno {
-            Errno::ENOENT => {
-                ImageError::NoPool { image: name.to_string(), pool: name.pool.clone() }
-            }
+            Errno::ENOENT => ImageError::NoPool { image: image_name(), pool: pool_name() },
             errno => fail.at("open its pool", errno),
         })?;
         begin("open the image");
         let image = open_in(library, &pool, name).map_err(|errno| match errno {
-            Errno::ENOENT => {
-                ImageError::NoImage { image: name.to_string(), pool: name.pool.clone() }
-            }
+            Errno::ENOENT => ImageError::NoImage { image: image_name(), pool: pool_name() },
             errno => fail.at("open the image", errno),
         })?;
         refuse_settings(&image, of_lock, &fail)?;
@@ -321,8 +318,7 @@ impl Kept {
         let group = state.as_ref().map(|keeper| group_of(keeper, name, &shared.facts));
         let held = again((&cluster, name, &id), lock.as_ref(), &fail)?;
         let looker = Looker::begin(Arc::clone(&shared), lock);
-        let looker =
-            looker.map_err(|source| ImageError::System { image: name.to_string(), source })?;
+        let looker = looker.map_err(|source| ImageError::System { image: image_name(), source })?;
         let (versions, lock) = (library.versions(), shared.facts.own_address.as_deref());
         tracing::info!(image = %name, identity = shared.facts.identity, lock, versions, "an image is open");
         Ok(Self {

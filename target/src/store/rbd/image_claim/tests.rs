@@ -568,6 +568,16 @@ fn silent(claim: &mut Claim) {
     assert_eq!(claim.next(seen), Act::Fence("x".to_owned()));
 }
 
+/// The lock of the fenced owner is broken and taken, and the note is about to change.
+fn taken(claim: &mut Claim) {
+    assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
+    claim.next(Event::Broken(true));
+    assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
+    claim.next(Event::Locked(Some("y".to_owned())));
+    claim.next(Event::Seen(note("x"), Some("y".to_owned())));
+    assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+}
+
 /// A hand-over ends while the owner is asked: nobody answers any more.
 #[test]
 fn an_owner_that_gave_the_image_back_while_it_was_asked_is_not_fenced() {
@@ -738,12 +748,7 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
             assert_eq!(claim.next(Event::Holder(holder)), Act::Ask);
         }
         silent(&mut claim);
-        assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
-        claim.next(Event::Broken(true));
-        assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
-        claim.next(Event::Locked(Some("y".to_owned())));
-        claim.next(Event::Seen(note("x"), Some("y".to_owned())));
-        assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+        taken(&mut claim);
         if claim.next(Event::Swapped(true)) == Act::ReadHolder {
             assert!(matches!(claim.next(Event::Holder(holder)), Act::End(Outcome::Owned(_))));
         }
@@ -790,12 +795,7 @@ fn the_record_at_the_end_decides_whether_a_former_owner_may_answer_others() {
         let seen = Event::Seen(note("x"), Some("x".to_owned()));
         assert_eq!(asks(&mut claim, seen), Act::Ask);
         silent(&mut claim);
-        assert_eq!(claim.next(Event::Fenced), Act::Break("x".to_owned()));
-        claim.next(Event::Broken(true));
-        assert_eq!(claim.next(Event::Seen(note("x"), None)), Act::Lock);
-        claim.next(Event::Locked(Some("y".to_owned())));
-        claim.next(Event::Seen(note("x"), Some("y".to_owned())));
-        assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+        taken(&mut claim);
         assert_eq!(claim.next(Event::Swapped(true)), Act::ReadHolder);
         assert!(matches!(claim.next(Event::Holder(last)), Act::End(Outcome::Owned(_))));
         assert_eq!(claim.is_unproven(), last != Some(AccessMode::Exclusive), "{last:?}");
@@ -811,12 +811,7 @@ fn a_record_that_cannot_be_read_at_the_end_costs_a_wait_and_not_the_image() {
     assert_eq!(claim.despite_failure(), None, "nothing is noted yet");
     assert_eq!(claim.next(Event::Holder(Some(AccessMode::Exclusive))), Act::Ask);
     silent(&mut claim);
-    claim.next(Event::Fenced);
-    claim.next(Event::Broken(true));
-    claim.next(Event::Seen(note("x"), None));
-    claim.next(Event::Locked(Some("y".to_owned())));
-    claim.next(Event::Seen(note("x"), Some("y".to_owned())));
-    assert!(matches!(claim.next(Event::Fenced), Act::Swap(..)));
+    taken(&mut claim);
     assert_eq!(claim.despite_failure(), None);
     assert_eq!(claim.next(Event::Swapped(true)), Act::ReadHolder);
     let event = claim.despite_failure().expect("the claim goes on");
