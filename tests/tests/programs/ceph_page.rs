@@ -168,6 +168,8 @@ fn with_ceph_the_page_makes_a_volume_and_shows_a_take_over() {
     group.until("the hand-over", || group.serves(0));
     // A member that stops hands over what it has, and fences nobody.
     let clients = || group.cluster.run("ceph osd blocklist ls");
+    // A member that starts fences a client that is nobody's, for a second: it asks whether it may.
+    group.until("the end of the trial", || !clients().contains("192.0.2.1:0/1 "));
     let before = clients();
     group.works(0, "rblk-target drain");
     group.until("the hand-over", || group.serves(1));
