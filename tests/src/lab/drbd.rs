@@ -218,7 +218,7 @@ resource {} {{
             ADDRESSES[1 - at],
         );
         std::fs::write(&config, text).expect("a configuration");
-        let directory = lab.path(&format!("drbd-{}", NAMES[at]));
+        let directory = lab.path(&format!("machine-{}", NAMES[at]));
         Self { at, config, directory, system: None, is_up: false, below, disk }
     }
 

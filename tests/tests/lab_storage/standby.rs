@@ -301,7 +301,6 @@ fn mount<'l>(
 ) -> Mounted<'l> {
     let [first, second] = [0, 1].map(|machine| format!("{scheme}://{}", network.host(machine)));
     let flags = MountFlags::new(first, volume).path(&second).flag("--detect", "2s");
-    let flags = flags.flag("--wait", "120s");
     Mounted::new(
         lab,
         &match retain {
