@@ -12,7 +12,7 @@ use rblk_config::{TargetConfig, VolumeConfig};
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
-use super::core::{Core, VolumeChange};
+use super::core::{Core, Ticket, VolumeChange};
 use super::volumes::ChangeOutcome;
 use super::volumes::change_files::ChangeFiles;
 use crate::pool::opening::{AwayVolume, OpenedVolume, member_of, open_one};
@@ -41,6 +41,9 @@ type EndedClaim = (Name, Result<Arc<OpenedVolume>, AwayVolume>);
 /// A question of another member for a volume.
 type Question = (VolumeIndex, AskTicket, Ask);
 
+/// A proof that this member has the image of a volume.
+type Proof = (VolumeIndex, Ticket);
+
 /// News of the group.
 #[derive(Debug)]
 pub(super) enum ClaimNews {
@@ -48,6 +51,8 @@ pub(super) enum ClaimNews {
     Ended(Name, Result<Arc<OpenedVolume>, AwayVolume>),
     /// Another member asks for a volume.
     Asked(VolumeIndex, AskTicket, Ask),
+    /// This member has the image of a volume.
+    Proven(VolumeIndex, Ticket),
 }
 
 /// A change that waits until no other one is under way.
@@ -66,6 +71,7 @@ pub(super) struct Claims {
     others: BTreeMap<Name, VolumeConfig>,
     ended: (mpsc::UnboundedSender<EndedClaim>, mpsc::UnboundedReceiver<EndedClaim>),
     asked: (mpsc::UnboundedSender<Question>, mpsc::UnboundedReceiver<Question>),
+    proven: (mpsc::UnboundedSender<Proof>, mpsc::UnboundedReceiver<Proof>),
     due: Vec<DueChange>,
     under_way: Option<(DueChange, oneshot::Receiver<ChangeOutcome>)>,
     // The volumes that another member took by force, and when.
@@ -100,6 +106,7 @@ impl Claims {
             others: others.collect(),
             ended: mpsc::unbounded_channel(),
             asked: mpsc::unbounded_channel(),
+            proven: mpsc::unbounded_channel(),
             due: Vec::new(),
             under_way: None,
             lost: BTreeMap::new(),
@@ -267,6 +274,22 @@ impl Claims {
         }
     }
 
+    /// Finds out whether this member still has the image of a volume. A store without an image is
+    /// no other member's.
+    pub(super) fn prove(&self, proof: Proof, store: Option<&OpenStore>) {
+        let proven = self.proven.0.clone();
+        // An error means that control has ended.
+        let tell = move || {
+            let _ = proven.send(proof);
+        };
+        match store.map(OpenStore::image) {
+            Some(Some(image)) => image.prove(tell),
+            Some(None) => tell(),
+            // The volume is about to go.
+            None => {}
+        }
+    }
+
     /// The next news. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<ClaimNews> {
         tokio::select! {
@@ -276,6 +299,9 @@ impl Claims {
             }
             Some((volume, ticket, ask)) = self.asked.1.recv() => {
                 Some(ClaimNews::Asked(volume, ticket, ask))
+            }
+            Some((volume, ticket)) = self.proven.1.recv() => {
+                Some(ClaimNews::Proven(volume, ticket))
             }
             else => None,
         }

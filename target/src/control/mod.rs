@@ -564,6 +564,9 @@ impl Control {
                     core.persisted(ticket, result);
                 }
             }
+            Effect::Prove { ticket, volume } => {
+                claims.prove((volume, ticket), volumes.backing(volume));
+            }
             Effect::Claim { name, wish } => claims.begin(name, wish),
             Effect::Settle { ticket, volume } => volumes.settle(ticket, volume, groups),
             Effect::Step(step) => {
@@ -715,6 +718,7 @@ impl Control {
                 }
             }
             ClaimNews::Ended(name, Err(why)) => self.claim_ended(name, Err(why)),
+            ClaimNews::Proven(volume, ticket) => self.core.proven(volume, ticket),
             ClaimNews::Asked(volume, ticket, ask) => {
                 let name = name_of(volume, &self.core);
                 let named = name.as_deref().and_then(|name| Name::new(name).ok());

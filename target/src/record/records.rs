@@ -253,8 +253,8 @@ impl Records {
     }
 
     /// Notes the last holder of a volume, which this run need not serve any more. The record of a
-    /// volume of a group is written anew, also if nothing changes: that proves that this target is
-    /// still the owner of the image.
+    /// volume of a group is written, also if nothing changes: that proves that this target is still
+    /// the owner of the image.
     pub fn set_holder(&mut self, holder: HolderRecord) {
         let is_shared = self.keepers.is_shared(&holder.volume);
         if let Some(entry) = self.entries.get_mut(&holder.volume) {

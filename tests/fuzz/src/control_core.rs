@@ -386,7 +386,9 @@ impl World {
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
                 Effect::Settle { ticket, .. } => self.settles.push(ticket),
-                Effect::Claim { .. } => unreachable!("no volume is of a group here"),
+                Effect::Claim { .. } | Effect::Prove { .. } => {
+                    unreachable!("no volume is of a group here")
+                }
                 Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }

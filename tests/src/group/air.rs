@@ -35,6 +35,8 @@ pub enum Purpose {
     StillHas(u64),
     /// To look after the lock of an image.
     Look(u64),
+    /// A proof that is newer than this time, of the lock of an image.
+    Prove(u64, u64),
     /// To see whether an image may be given back.
     Close(u64),
     /// For an op of a block of an image: a write-back has no number.

@@ -85,6 +85,12 @@ impl OpenImage {
         }
     }
 
+    /// Whether it answers members that ask for it: it is in use, or waits before it is given back.
+    #[must_use]
+    pub fn is_asked(&self, now: u64) -> bool {
+        !self.closes || !self.is_lost && now < self.for_holder_until
+    }
+
     /// Whether another client may have it by now: nothing is answered.
     #[must_use]
     pub fn is_silent(&self, now: u64) -> bool {

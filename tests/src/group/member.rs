@@ -12,6 +12,7 @@ use rblk_protocol::{
     BlockCount, BlockSize, CommandCapsule, Epoch, Generation, HelloRequest, InstanceId, Opcode,
     OpenReply, RejectReason, Sequence, SessionId, Status, Tag, WriteVerifier,
 };
+use rblk_rig::seed::Random;
 use rblk_target::control::claims::answer_to;
 use rblk_target::control::core::{
     Admitted, Capacity, ConnectionRef, Core, CoreParts, Effect, Knock, Ticket, VolumeChange,
@@ -107,6 +108,8 @@ pub struct Member {
     changing: Option<Changing>,
     // The step under way, and its number.
     step: Option<(VolumeStep, u64)>,
+    // By image: what control needs a proof for.
+    unproven: Vec<(u64, (VolumeIndex, Ticket))>,
     lost_volume: Option<VolumeIndex>,
     next_index: u16,
     lost_at: Option<u64>,
@@ -162,8 +165,8 @@ impl Member {
         core.leave_to_others(volume_name(), None);
         let shared = SharedPlaces::default();
         let keepers = GroupKeepers::new(StateDirectory::nothing(), shared.clone());
-        let mut fresh = air.random.clone();
-        air.random.bits();
+        // Of its own: the verifiers of two members must differ.
+        let mut fresh = Random::new(air.random.bits());
         let verifier = move || {
             let mut bytes = [2; 16];
             fresh.fill(&mut bytes[1..]);
@@ -186,6 +189,7 @@ impl Member {
             due: Vec::new(),
             changing: None,
             step: None,
+            unproven: Vec::new(),
             lost_volume: None,
             next_index: 0,
             lost_at: None,
@@ -464,6 +468,16 @@ impl Member {
             }
             Purpose::StillHas(number) => self.still_has(air, number, &answer),
             Purpose::Look(number) => self.looked(air, number, answer),
+            Purpose::Prove(number, since) => {
+                let image = self.images.get(&number).filter(|image| !image.is_lost);
+                let own = image.map(|image| (image, image.owner.clone()));
+                if let Some((image, owner)) = own
+                    && answer == Answer::Lock(Some(owner))
+                {
+                    image.proof.proven(since);
+                    self.proven(number);
+                }
+            }
             Purpose::Close(number) => {
                 let own = self.images.get(&number).map(|image| image.owner.clone());
                 match answer == Answer::Lock(own) {
@@ -499,6 +513,21 @@ impl Member {
         }
     }
 
+    /// Control needs a proof that is newer than now.
+    fn prove(&mut self, air: &mut Air, proof: (VolumeIndex, Ticket)) {
+        let Some(image) = self.serving.as_ref().and_then(|it| self.images.get(&it.image)) else {
+            return;
+        };
+        let (number, client, since) = (image.number, image.client.clone(), air.now);
+        self.unproven.push((number, proof));
+        air.call(self.whose, &client, Call::ReadLock, Purpose::Prove(number, since));
+    }
+
+    fn proven(&mut self, number: u64) {
+        let its: Vec<_> = self.unproven.extract_if(.., |(image, _)| *image == number).collect();
+        its.into_iter().for_each(|(_, (volume, ticket))| self.core.proven(volume, ticket));
+    }
+
     fn looked(&mut self, air: &mut Air, number: u64, answer: Answer) {
         let Some(image) = self.images.get_mut(&number) else { return };
         let began = image.looking.take().unwrap_or(air.now);
@@ -509,7 +538,10 @@ impl Member {
         };
         let is_own = of(&air.cluster).lock().is_some_and(|lock| lock.address == image.client);
         match image.looks.judge(owner, Ok(is_own)).0 {
-            Verdict::Held => image.proof.proven(began),
+            Verdict::Held => {
+                image.proof.proven(began);
+                self.proven(number);
+            }
             Verdict::Unknown => {}
             Verdict::Fenced | Verdict::Lost(_) => self.lose(air, number),
         }
@@ -546,11 +578,13 @@ impl Member {
 
     /// Another member asks for the image of this client.
     pub fn asked(&mut self, air: &mut Air, client: &str, question: &Question) {
-        let is_it = |image: &&OpenImage| image.client == client && !image.closes;
+        let now = air.now;
+        let is_it = |image: &&OpenImage| image.client == client && image.is_asked(now);
         let Some(image) = self.images.values().find(is_it) else { return };
         let (epoch, number) = (image.note.epoch, image.number);
         let serving = self.serving.as_ref().filter(|it| it.image == number && image.listens);
         let answer = match serving {
+            _ if image.closes => AskAnswer::HandsOver,
             None => AskAnswer::Stays,
             Some(serving) => {
                 let answer = answer_to(&question.ask, serving.volume.index, &self.core, None).0;
@@ -955,6 +989,7 @@ impl Member {
             Effect::All(notice) => self.notice(notice),
             Effect::Persist { ticket, record } => self.job(air, Job::Holder(ticket, record)),
             Effect::Claim { wish, .. } => self.begin_claim(air, wish),
+            Effect::Prove { ticket, volume } => self.prove(air, (volume, ticket)),
             Effect::Settle { ticket, .. } => {
                 self.settles.push(ticket);
                 self.write_all_back(air);

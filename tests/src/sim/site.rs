@@ -442,7 +442,9 @@ impl Site {
                         self.rig.mail_to(group, ToGroup::Settle { ticket, volume });
                     }
                 }
-                Effect::Claim { .. } => unreachable!("no volume is of a group here"),
+                Effect::Claim { .. } | Effect::Prove { .. } => {
+                    unreachable!("no volume is of a group here")
+                }
                 Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }

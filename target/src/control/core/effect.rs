@@ -20,7 +20,7 @@ pub struct ConnectionRef {
     pub connection: ConnectionId,
 }
 
-/// The number of an [`Effect::Persist`].
+/// The number of an [`Effect::Persist`] or an [`Effect::Prove`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
 
@@ -80,6 +80,14 @@ pub enum Effect {
         ticket: Ticket,
         /// The new record.
         record: HolderRecord,
+    },
+    /// Find out, later than now, that this member still has the image of a volume of the group, and
+    /// then call [`proven`](super::Core::proven). A volume has one proof under way at a time.
+    Prove {
+        /// To name in that call.
+        ticket: Ticket,
+        /// The volume.
+        volume: VolumeIndex,
     },
     /// Claim the image of a volume of the group, and then call
     /// [`claim_ended`](super::Core::claim_ended).

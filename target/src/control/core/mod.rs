@@ -248,7 +248,7 @@ impl Core {
                 sessions.tell_admin_gone((session, epoch), holdings.exports(), out);
             }
             sessions.admin_gone(session, epoch);
-            holdings.drop_opens_of((session, epoch), sessions, out);
+            holdings.drop_opens_of((session, epoch), (sessions, out), now);
             // An epoch without its admin connection is lost: its queues do not outlive it.
             out.tell_all(Notice::EndEpoch { session, epoch });
         }
@@ -310,11 +310,18 @@ impl Core {
         holdings.finish_opens(sessions, out, *latest);
     }
 
+    /// The proof of an [`Effect::Prove`] is there. Without it, nobody lets the host in.
+    pub fn proven(&mut self, volume: VolumeIndex, ticket: Ticket) {
+        let Self { sessions, holdings, out, latest, .. } = self;
+        holdings.proven((volume, ticket), out);
+        holdings.finish_opens(sessions, out, *latest);
+    }
+
     /// The store has answered an [`Effect::Settle`]: the earlier writes to the volume are durable,
     /// or not all of them are, for this reason.
     pub fn settled(&mut self, ticket: SettleTicket, result: Result<(), String>) {
         let Self { sessions, holdings, out, latest, .. } = self;
-        holdings.settled(ticket, &result, sessions, out);
+        holdings.settled(ticket, &result, (sessions, out), *latest);
         holdings.finish_opens(sessions, out, *latest);
     }
 

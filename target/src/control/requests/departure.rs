@@ -265,6 +265,7 @@ pub(in crate::control) fn may_upgrade(
     nothing_hangs()?;
     if !forced {
         would_lose(core, volumes, persister)?;
+        would_wait(volumes)?;
     }
     let (running, devices) = (running.get(), reception.devices());
     let demand = Demand::of(running, groups.len());
@@ -297,6 +298,20 @@ fn nothing_hangs() -> Result<(), String> {
         "a thread of the target has waited for {place} for {} s: no program can take over before its disk or file \
          system answers. Mend it first",
         time.as_secs()
+    ))
+}
+
+/// Whether an image is not given back for a while: mounts would wait.
+fn would_wait(volumes: &Volumes) -> Result<(), String> {
+    let images = volumes.backings().values().filter_map(OpenStore::image);
+    let left = images.map(|image| image.for_holder_alone()).max().unwrap_or_default();
+    if left.is_zero() {
+        return Ok(());
+    }
+    Err(format!(
+        "this member took a volume over a moment ago, and its image is not given back for another {} s: try again \
+         then, or use --force",
+        left.as_secs() + 1
     ))
 }
 

@@ -49,6 +49,14 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
+    /// The moment until which a former owner may answer hosts, by [`boot_ms`].
+    pub(super) fn former_answers_until(&self) -> u64 {
+        match self.former {
+            (FormerHosts::Nobody, _) => 0,
+            (FormerHosts::Holder | FormerHosts::All, until) => until,
+        }
+    }
+
     /// The moment until which only the holder of the record may have the volume, by [`boot_ms`].
     pub(super) fn holder_alone_until(&self) -> u64 {
         match self.former {

@@ -167,7 +167,7 @@ pub enum Act {
 pub enum FormerHosts {
     /// None.
     Nobody,
-    /// Only the holder, for which the image was claimed: nobody else can have written since.
+    /// Only the holder, for which the image was claimed: no other host had the volume there.
     Holder,
     /// Any host that had the volume there.
     All,

@@ -24,7 +24,7 @@ use super::fencing::fence_rights::{FenceRights, try_to_fence};
 use super::fencing::fenced_client::{FENCE_SECONDS, warn_of_short_fences};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
-use super::image_claim::{FormerHosts, Outcome};
+use super::image_claim::{AskAnswer, FormerHosts, Outcome};
 use super::image_watchers::ImageWatchers;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
@@ -47,6 +47,8 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(30);
 /// Time between two tries to get the lock from a live client.
 const LOCK_RETRY: Duration = Duration::from_millis(200);
+/// Time between two looks for the loss of an image that is about to close.
+const CLOSE_STEP: Duration = Duration::from_millis(100);
 /// Most settings of an image: librbd of Ceph 19 has about 90.
 const SETTINGS_MOST: usize = 512;
 
@@ -196,8 +198,8 @@ fn keep(
         Err(error) => return drop(answer.send(Err(error))),
     };
     // If nothing waits any more, the drop of the image is the order to close it.
-    let group = kept.group.clone();
-    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), sender, group))));
+    let (group, orders_to) = (kept.group.clone(), (sender, kept.looker.proofs()));
+    drop(answer.send(Ok(Image::new(Arc::clone(&kept.shared), orders_to, group))));
     kept.run(&orders);
 }
 
@@ -245,7 +247,7 @@ unsafe extern "C" fn on_update(argument: *mut c_void) {
 
 /// An image in the hands of its keeper. The fields are dropped in this order.
 struct Kept {
-    _looker: Looker,
+    looker: Looker,
     _watch: Watch,
     // Gives the image back before the lock: a claim in between would fence this client.
     state: Option<StateKeeper>,
@@ -323,7 +325,7 @@ impl Kept {
         let (versions, lock) = (library.versions(), shared.facts.own_address.as_deref());
         tracing::info!(image = %name, identity = shared.facts.identity, lock, versions, "an image is open");
         Ok(Self {
-            _looker: looker,
+            looker,
             _watch: watch,
             state,
             image,
@@ -353,10 +355,23 @@ impl Kept {
                 Order::Close => break,
             }
         }
-        // The next owner would not know of the former one, and let any host in.
-        thread::sleep(self.shared.for_holder_alone());
+        self.wait_for_former();
         if let (false, Some(state)) = (self.may_give_back(), &mut self.state) {
             state.lose();
+        }
+    }
+
+    /// Waits until the owner before answers nobody. The next owner would not know of that one, and
+    /// let any host in. Nobody listens to the questions of other members any more: they are told to
+    /// wait.
+    fn wait_for_former(&self) {
+        if let Some((_, asking)) = &self.group {
+            let answers = asking.clone();
+            let hand_over = move |ticket, _| answers.answer(ticket, AskAnswer::HandsOver, None);
+            asking.listen(Box::new(hand_over));
+        }
+        while !self.shared.is_lost() && !self.shared.for_holder_alone().is_zero() {
+            thread::sleep(self.shared.for_holder_alone().min(CLOSE_STEP));
         }
     }
 
@@ -634,7 +649,8 @@ fn claim_it(
     })?;
     let OwnerNote { member, epoch, lineage, .. } = &claimed.note;
     tracing::info!(image = %name, member, epoch, lineage, "owns an image");
-    let keeper = StateKeeper::begin(object, claimed.note.clone());
+    let not_before = claimed.former_answers_until();
+    let keeper = StateKeeper::begin(object, claimed.note.clone(), not_before);
     let mut keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
     if claimed.former.0 == FormerHosts::All {
         course.begin("wait until its former owner answers no host any more");

@@ -4,14 +4,19 @@
 //! the image, too, and a question without an answer shows that the image is stalled. A question
 //! may take as long as the cluster cannot be reached; meanwhile nothing proves the lock
 //! ([`Shared::is_silent`]).
+//!
+//! Whoever needs a proof that is newer than this moment [asks](Proofs::ask) for one, and gets it by
+//! a look of its own, at once. A look that finds nothing is no loss: librbd may be about to rename
+//! its lock. Then the looks of each second decide.
 
 use std::ffi::c_int;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -24,11 +29,36 @@ use super::open_image::{Shared, boot_ms};
 /// Time between two looks at the lock.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Called when a look that began later has found the lock in place. Dropped when it is lost.
+pub(super) type OnProof = Box<dyn FnOnce() + Send>;
+
+enum LookOrder {
+    Prove(OnProof),
+    End,
+}
+
+/// A way to ask for proofs of the lock.
+#[derive(Clone)]
+pub(super) struct Proofs(Sender<LookOrder>);
+
+impl fmt::Debug for Proofs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Proofs")
+    }
+}
+
+impl Proofs {
+    /// Asks for a proof that is newer than this call.
+    pub(super) fn ask(&self, on_proof: OnProof) {
+        // An error means that the image is closed.
+        let _ = self.0.send(LookOrder::Prove(on_proof));
+    }
+}
+
 /// See the module. The drop ends the thread, and waits for the look under way.
 #[derive(Debug)]
 pub(super) struct Looker {
-    // None while the thread is told to end.
-    order: Option<Sender<()>>,
+    proofs: Proofs,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -39,30 +69,70 @@ impl Looker {
         shared: Arc<Shared>,
         lock: Option<(HeaderLock, LockOwner)>,
     ) -> io::Result<Self> {
-        let (order, end) = mpsc::channel();
+        let (orders, received) = mpsc::channel();
         let thread = thread::Builder::new().name("rblk-lock".to_owned());
-        let thread = thread.spawn(move || look_until(&end, &shared, lock))?;
-        Ok(Self { order: Some(order), thread: Some(thread) })
+        let thread = thread.spawn(move || look_until_end(&received, &shared, lock))?;
+        Ok(Self { proofs: Proofs(orders), thread: Some(thread) })
+    }
+
+    /// A way to ask for proofs of the lock.
+    pub(super) fn proofs(&self) -> Proofs {
+        self.proofs.clone()
     }
 }
 
 impl Drop for Looker {
     fn drop(&mut self) {
-        self.order = None;
-        // An error means that the thread has panicked, and it looks no more.
+        // Errors mean that the thread has panicked, and it looks no more.
+        let _ = self.proofs.0.send(LookOrder::End);
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-fn look_until(end: &Receiver<()>, shared: &Shared, lock: Option<(HeaderLock, LockOwner)>) {
-    let mut lock = lock.map(|(lock, owner)| (lock, LockLooks::since(owner)));
-    let mut ended = 0;
-    while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-        ended = look_at_ops(shared, ended);
-        if let Some((lock, looks)) = lock.as_mut().filter(|_| !shared.is_lost()) {
-            look_at_lock(shared, lock, looks);
+fn look_until_end(
+    orders: &Receiver<LookOrder>,
+    shared: &Shared,
+    lock: Option<(HeaderLock, LockOwner)>,
+) {
+    let mut lock = lock.map(|(lock, owner)| (lock, owner.clone(), LockLooks::since(owner)));
+    let (mut ended, mut unproven) = (0, Vec::new());
+    let mut next = Instant::now() + LOOK;
+    loop {
+        match orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(LookOrder::Prove(on_proof)) => {
+                unproven.push(on_proof);
+                let own = lock.as_ref().filter(|_| !shared.is_lost());
+                if own.is_some_and(|(lock, own, _)| is_proven(shared, lock, own)) {
+                    unproven.drain(..).for_each(|on_proof| on_proof());
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                next = Instant::now() + LOOK;
+                ended = look_at_ops(shared, ended);
+                if let Some((lock, _, looks)) = lock.as_mut().filter(|_| !shared.is_lost())
+                    && look_at_lock(shared, lock, looks)
+                {
+                    unproven.drain(..).for_each(|on_proof| on_proof());
+                }
+            }
+            Ok(LookOrder::End) | Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if shared.is_lost() {
+            unproven.clear();
         }
     }
+}
+
+/// Looks whether this client has the lock. The looks of each second find out what else is true.
+fn is_proven(shared: &Shared, lock: &HeaderLock, own: &LockOwner) -> bool {
+    shared.asked_at.store(shared.now_ms(), Ordering::Relaxed);
+    let began = boot_ms();
+    let is_own = lock.owner().is_ok_and(|owner| owner.as_ref() == Some(own));
+    shared.asked_at.store(0, Ordering::Relaxed);
+    if is_own {
+        shared.proven(began);
+    }
+    is_own
 }
 
 /// Notes whether any op has ended since the last look, if some are under way.
@@ -77,7 +147,8 @@ fn look_at_ops(shared: &Shared, last: u64) -> u64 {
     ended
 }
 
-fn look_at_lock(shared: &Shared, lock: &HeaderLock, looks: &mut LockLooks) {
+/// Returns whether this client has the lock.
+fn look_at_lock(shared: &Shared, lock: &HeaderLock, looks: &mut LockLooks) -> bool {
     let (library, image) = (shared.facts.library, shared.facts.handle);
     shared.asked_at.store(shared.now_ms(), Ordering::Relaxed);
     let began = boot_ms();
@@ -87,12 +158,14 @@ fn look_at_lock(shared: &Shared, lock: &HeaderLock, looks: &mut LockLooks) {
     if let Some(errno) = news {
         tracing::warn!(image = %shared.facts.name, %errno, "cannot read the owner of a lock");
     }
+    let is_held = verdict == Verdict::Held;
     match verdict {
         Verdict::Held => shared.proven(began),
         Verdict::Unknown => {}
         Verdict::Fenced => shared.lose_by_fence(),
         Verdict::Lost(why) => shared.lose(&why),
     }
+    is_held
 }
 
 /// Whether librbd believes that this client has the lock.

@@ -17,6 +17,7 @@ use super::group_member::GroupMember;
 use super::image_claim::AskAnswer;
 use super::keeper_order::Order;
 use super::library::{Handle, Library};
+use super::looker::Proofs;
 use super::owner_question::{Ask, AskTicket};
 use super::ownership::lock_proof::LockProof;
 use super::state_keeper::{Asking, ImageRecord};
@@ -209,6 +210,7 @@ pub(super) fn boot_ms() -> u64 {
 pub struct Image {
     shared: Arc<Shared>,
     keeper: Sender<Order>,
+    proofs: Proofs,
     // Of a member of a group.
     group: Option<(ImageRecord, Asking)>,
 }
@@ -216,10 +218,16 @@ pub struct Image {
 impl Image {
     pub(super) fn new(
         shared: Arc<Shared>,
-        keeper: Sender<Order>,
+        (keeper, proofs): (Sender<Order>, Proofs),
         group: Option<(ImageRecord, Asking)>,
     ) -> Self {
-        Self { shared, keeper, group }
+        Self { shared, keeper, proofs, group }
+    }
+
+    /// Has a function called when the cluster has proven, by an answer to a question after this
+    /// call, that this target has the image. It is never called when the image is lost.
+    pub(crate) fn prove(&self, on_proof: impl FnOnce() + Send + 'static) {
+        self.proofs.ask(Box::new(on_proof));
     }
 
     /// The record of its volume, which all members of a group have in turn.

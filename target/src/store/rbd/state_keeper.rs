@@ -15,6 +15,7 @@ use nix::errno::Errno;
 
 use super::cluster::checked;
 use super::image_claim::AskAnswer;
+use super::open_image::boot_ms;
 use super::owner_question::{Ask, AskTicket, SaidAnswer, receive, say};
 use super::ownership::owner_note::OwnerNote;
 use super::ownership::state_change::KeptText;
@@ -52,12 +53,14 @@ pub(super) struct StateKeeper {
     orders: Sender<StateOrder>,
     thread: Option<JoinHandle<()>>,
     is_lost: bool,
+    // The image is not given back before, by [`boot_ms`].
+    not_before: u64,
 }
 
 impl StateKeeper {
-    /// Begins to keep the object, as the owner of this note. The cluster must not end before the
-    /// keeper has.
-    pub(super) fn begin(object: StateObject, note: OwnerNote) -> io::Result<Self> {
+    /// Begins to keep the object, as the owner of this note, which gives the image back at that
+    /// moment or later. The cluster must not end before the keeper has.
+    pub(super) fn begin(object: StateObject, note: OwnerNote, not_before: u64) -> io::Result<Self> {
         let (orders, received) = mpsc::channel();
         let to_self = orders.clone();
         let spawned = thread::Builder::new().name("rblk-state".to_owned()).spawn(move || {
@@ -80,7 +83,7 @@ impl StateKeeper {
                 keeping.give_back();
             }
         });
-        Ok(Self { orders, thread: Some(spawned?), is_lost: false })
+        Ok(Self { orders, thread: Some(spawned?), is_lost: false, not_before })
     }
 
     /// The image is lost, or may be: it is not given back.
@@ -101,6 +104,9 @@ impl StateKeeper {
 
 impl Drop for StateKeeper {
     fn drop(&mut self) {
+        if !self.is_lost {
+            thread::sleep(Duration::from_millis(self.not_before.saturating_sub(boot_ms())));
+        }
         // Errors mean that the thread has ended.
         let _ = self.orders.send(StateOrder::End(self.is_lost));
         let _ = self.thread.take().map(JoinHandle::join);

@@ -113,21 +113,52 @@ fn object(image: &Image) -> String {
     format!("rblk.state.{}", identity.rsplit('/').next().unwrap())
 }
 
+/// A record with a host that has the volume alone.
+fn held_by(image: &Image, host: HostId, generation: Generation) -> VolumeRecord {
+    let (mut held, host_name) = (record(image, 1), Name::new("h").unwrap());
+    let (volume, mode, present) = (image.uuid(), AccessMode::Exclusive, true);
+    held.set_holder(Some(HolderRecord { volume, generation, mode, host, host_name, present }));
+    held
+}
+
+/// The holder may have gone back to the former owner, which answers it from its cache.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_an_owner_gives_an_image_back_when_the_one_before_answers_nobody() {
+    let cluster = cluster();
+    let a = open(member(&cluster, "a", Wish::Idle)).unwrap();
+    let (host, generation) = (HostId([5; 16]), Generation(9));
+    a.record().unwrap().replace(&held_by(&a, host, generation), Revision::NONE).unwrap();
+    a.on_ask(|_, _| {});
+    let returns = Wish::Return(host, generation);
+    let b = open(member(&cluster, "b", returns)).unwrap();
+    let (left, begun) = (b.for_holder_alone(), Instant::now());
+    assert!(left > PROVEN / 2 && fenced(&cluster).len() == 1, "{left:?}");
+    // Nobody serves its volume any more.
+    b.on_ask(|_, _| {});
+    drop(b);
+    let c = open(member(&cluster, "c", returns)).unwrap();
+    assert!(begun.elapsed() >= left, "{:?} of {left:?}", begun.elapsed());
+    assert_eq!(fenced(&cluster).len(), 1, "the owner that lives is waited for");
+    assert!(c.for_holder_alone().is_zero());
+    let (proven, proofs) = mpsc::channel();
+    c.prove(move || proven.send(()).unwrap_or_default());
+    proofs.recv_timeout(Duration::from_secs(10)).unwrap();
+    // The client of the first owner is fenced, and nothing is proven.
+    let (proven, proofs) = mpsc::channel::<()>();
+    a.prove(move || proven.send(()).unwrap_or_default());
+    assert!(proofs.recv().is_err(), "the image is lost");
+    drop((a, c));
+    assert!(wait_until_closed(Duration::from_secs(30)));
+}
+
 #[test]
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_an_owner_that_does_not_answer_is_fenced_for_ever() {
     let cluster = cluster();
     let a = open(member(&cluster, "a", Wish::Idle)).unwrap();
     let (host, generation) = (HostId([5; 16]), Generation(9));
-    let mut held = record(&a, 1);
-    held.set_holder(Some(HolderRecord {
-        volume: a.uuid(),
-        generation,
-        mode: AccessMode::Exclusive,
-        host,
-        host_name: Name::new("h").unwrap(),
-        present: true,
-    }));
+    let held = held_by(&a, host, generation);
     let first = a.record().unwrap().replace(&held, Revision::NONE).unwrap();
     // A host that has not held the volume disturbs nobody, whether or not the owner answers.
     let stale = Wish::Return(host, Generation(8));

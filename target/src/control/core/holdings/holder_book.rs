@@ -11,6 +11,7 @@ use rblk_protocol::{AccessMode, Generation, Mutation};
 
 use super::changes::{Changes, Undurable};
 use super::given_up::OwedFences;
+use super::proofs::Proofs;
 use crate::control::core::effect::{Effect, Ticket};
 use crate::control::core::outbox::Outbox;
 use crate::record::holders::{
@@ -29,13 +30,15 @@ pub(in crate::control::core) struct HolderBook {
     // Until when an absent holder may come back, by volume.
     kept_for: BTreeMap<VolumeIndex, Instant>,
     fences: OwedFences,
+    proofs: Proofs,
 }
 
 impl HolderBook {
     /// The holders that earlier runs left. All their records are durable.
     pub(in crate::control::core) fn new(holders: Holders) -> Self {
         let (changes, fences) = (Changes::default(), OwedFences::default());
-        Self { holders, changes, kept_for: BTreeMap::new(), fences }
+        let (kept_for, proofs) = (BTreeMap::new(), Proofs::default());
+        Self { holders, changes, kept_for, fences, proofs }
     }
 
     /// The holders, as peers may know them.
@@ -210,25 +213,38 @@ impl HolderBook {
     /// Makes the record of a volume durable, which perhaps `changed`. Returns the ticket for which
     /// the reply to the holder waits.
     ///
-    /// The record of a volume of a group is written in any case. Only the owner of the image can:
-    /// a member that is cut off from the cluster does not let a host in again, which may have had
-    /// the volume from the next owner meanwhile.
+    /// For a volume of a group that ticket is also the proof that this member has the image, later
+    /// than this call: a member that is cut off from the cluster does not let a host in again,
+    /// which may have had the volume from the next owner meanwhile. Only the owner can write the
+    /// record.
     pub(super) fn confirm(
         &mut self,
-        volume: &VolumeUuid,
+        (volume, index): (&VolumeUuid, VolumeIndex),
         changed: Option<HolderRecord>,
         out: &mut Outbox,
     ) -> Option<Ticket> {
         let proves = self.holders.is_shared(volume) && !Mutation::GroupOpensUnproven.is_on();
-        let shared = self.holders.record(volume).filter(|_| proves);
-        let changed = changed.or_else(|| shared.cloned());
         // A record that did not change now may still be on its way, or has to be tried again.
         match (changed, self.changes.undurable(volume)) {
             (Some(record), _) => Some(self.write_change(record, out)),
-            (None, Some(Undurable::Writing(ticket))) => Some(ticket),
-            (None, Some(Undurable::NotWritten)) => self.write_in_force(volume, out),
+            (None, Some(Undurable::Writing(ticket))) if !proves => Some(ticket),
+            (None, Some(_)) => self.write_in_force(volume, out),
+            (None, None) if proves => {
+                let ticket = self.changes.next_ticket();
+                Some(self.proofs.ask(index, ticket, out))
+            }
             (None, None) => None,
         }
+    }
+
+    /// The proof of a ticket is there. Returns false if nobody waits for it any more.
+    pub(super) fn proven(&mut self, which: (VolumeIndex, Ticket), out: &mut Outbox) -> bool {
+        self.proofs.proven(which, out)
+    }
+
+    /// A volume is gone, and its proofs with it.
+    pub(super) fn prove_no_longer(&mut self, volume: VolumeIndex) {
+        self.proofs.forget(volume);
     }
 
     /// The last writer left the volume in good order: no opener has to wait for its return.
@@ -382,7 +398,11 @@ mod tests {
             [(Ticket(3), HostId([1; 16]))],
             "the disk may have the other"
         );
-        assert_eq!(book.confirm(&VOLUME, None, &mut out), None, "it was durable before");
+        assert_eq!(
+            book.confirm((&VOLUME, VolumeIndex(0)), None, &mut out),
+            None,
+            "it was durable before"
+        );
     }
 
     #[test]

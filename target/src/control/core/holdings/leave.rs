@@ -1,5 +1,7 @@
 //! How sessions lose volumes: by CLOSE, by LOGOUT, with their rights, or with the volume.
 
+use std::time::Instant;
+
 use rblk_protocol::{AccessMode, Epoch, Status};
 
 use super::Holdings;
@@ -86,12 +88,12 @@ impl Holdings {
     pub(in crate::control::core) fn drop_opens_of(
         &mut self,
         (session, epoch): (SessionIndex, Epoch),
-        sessions: &mut HostSessions,
-        out: &mut Outbox,
+        (sessions, out): (&mut HostSessions, &mut Outbox),
+        now: Instant,
     ) {
         let its = |open: &WaitingOpen| (open.session, open.epoch) == (session, epoch);
         for open in self.openings.take(its) {
-            self.give_up_open(&open, sessions, out);
+            self.give_up_open(&open, (sessions, out), now);
         }
     }
 
@@ -100,14 +102,14 @@ impl Holdings {
     pub(super) fn give_up_open(
         &mut self,
         open: &WaitingOpen,
-        sessions: &mut HostSessions,
-        out: &mut Outbox,
+        (sessions, out): (&mut HostSessions, &mut Outbox),
+        now: Instant,
     ) {
         if !open.is_granted() {
             return;
         }
-        if open.returns {
-            self.book.keep_for_absent(open.volume, open.since + sessions.table().lease());
+        if open.returns && open.mode != AccessMode::ReadOnly {
+            self.book.keep_for_absent(open.volume, now + sessions.table().lease());
         }
         self.give_up((open.session, open.volume), Status::NoSuchVolume, sessions, out);
     }
@@ -202,7 +204,7 @@ impl Holdings {
             |open: &WaitingOpen| open.session == session && is_forbidden(open.volume, open.mode);
         for open in self.openings.take(waits) {
             let text = "the right to it was withdrawn".to_owned();
-            self.fail_open(&open, (Status::NotAllowed, text), sessions, out);
+            out.reply_saying(open.from, open.tag, Status::NotAllowed, text);
         }
         for volume in forbidden {
             tracing::warn!(session = session.index, volume = volume.0, "a right was withdrawn");

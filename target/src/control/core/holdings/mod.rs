@@ -36,6 +36,7 @@ mod leave;
 mod open;
 mod open_settles;
 mod openings;
+mod proofs;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,6 +64,9 @@ use openings::{Openings, Stage, WaitingOpen};
 /// The status of an OPEN that another member of the group may grant: its host tries its other
 /// addresses, and comes back. Every version knows it.
 const ELSEWHERE: Status = Status::ShuttingDown;
+/// Why an OPEN at a member is refused that the cluster does not answer.
+const UNPROVEN: &str =
+    "the cluster does not say whether this member of the group still has the image";
 const GIVEN_AWAY: &str = "another member of this target has the volume, or is about to";
 
 /// See the module.
@@ -136,6 +140,7 @@ impl Holdings {
         let is_elsewhere = left.is_some();
         self.exports.remove(volume);
         self.book.keep_no_longer(volume);
+        self.book.prove_no_longer(volume);
         if let Some(left) = left {
             self.book.forget(&left.uuid);
         }
@@ -264,10 +269,8 @@ impl Holdings {
             }
             Err(error) => {
                 for open in self.openings.take_waiting_for(ticket) {
-                    let text = format!(
-                        "the target cannot record the holder of the volume (state_dir), so no host may write: {error}"
-                    );
-                    self.fail_open(&open, (Status::StoreError, text), sessions, out);
+                    let said = self.not_recorded(open.volume, error);
+                    self.fail_open(&open, said, (sessions, out), now);
                 }
                 if let Some(record) = claim {
                     self.book.withdraw(&record.volume, out);
@@ -276,13 +279,44 @@ impl Holdings {
         }
     }
 
+    /// Why an OPEN is refused whose record cannot be written. Another member may be able to.
+    fn not_recorded(&self, volume: VolumeIndex, error: &str) -> (Status, String) {
+        match self.is_shared(volume) {
+            true => (
+                ELSEWHERE,
+                format!(
+                    "this member of the group cannot write the record beside the image, so no host may write: {error}"
+                ),
+            ),
+            false => (
+                Status::StoreError,
+                format!(
+                    "the target cannot record the holder of the volume (state_dir), so no host may write: {error}"
+                ),
+            ),
+        }
+    }
+
+    /// Whether the volume is of a group, and its record is beside its image.
+    fn is_shared(&self, volume: VolumeIndex) -> bool {
+        let volume = self.exports.volume(volume);
+        volume.is_some_and(|volume| self.book.holders().is_shared(&volume.uuid))
+    }
+
+    /// The proof of a ticket is there: this member has the image of a volume.
+    pub(super) fn proven(&mut self, which: (VolumeIndex, Ticket), out: &mut Outbox) {
+        if self.book.proven(which, out) {
+            self.openings.confirmed(which.1);
+        }
+    }
+
     /// The earlier writes to a volume are durable, or not all of them are, for this reason.
     pub(super) fn settled(
         &mut self,
         ticket: SettleTicket,
         result: &Result<(), String>,
-        sessions: &mut HostSessions,
-        out: &mut Outbox,
+        (sessions, out): (&mut HostSessions, &mut Outbox),
+        now: Instant,
     ) {
         let failed = self.openings.settled(ticket, result.is_ok());
         let Err(error) = result else { return };
@@ -294,7 +328,7 @@ impl Holdings {
                 "not all that hosts wrote to it before can be made durable: {error}. Mend its store or make \
                  room there; if flushes go on failing, restart the target. It can be opened read-only"
             );
-            self.fail_open(&open, (Status::StoreError, text), sessions, out);
+            self.fail_open(&open, (Status::StoreError, text), (sessions, out), now);
         }
     }
 
@@ -387,7 +421,16 @@ impl Holdings {
                     volume = open.volume.0,
                     "OPEN: {text}"
                 );
-                self.fail_open(&open, (Status::TimedOut, text.to_owned()), sessions, out);
+                self.fail_open(&open, (Status::TimedOut, text.to_owned()), (sessions, out), now);
+                continue;
+            }
+            if self.is_shared(open.volume) && open.waits_for_ticket() {
+                tracing::warn!(
+                    session = open.session.index,
+                    volume = open.volume.0,
+                    "OPEN: {UNPROVEN}"
+                );
+                self.fail_open(&open, (ELSEWHERE, UNPROVEN.to_owned()), (sessions, out), now);
                 continue;
             }
             tracing::error!(
@@ -405,19 +448,19 @@ impl Holdings {
                 Stage::Granted(None) => "commands of the holder before do not end",
                 _ => "the target's state directory does not keep up",
             };
-            self.fail_open(&open, (Status::TimedOut, text.to_owned()), sessions, out);
+            self.fail_open(&open, (Status::TimedOut, text.to_owned()), (sessions, out), now);
         }
     }
 
-    /// Refuses an OPEN that waited.
+    /// Refuses an OPEN that waited, of a host that may have the volume.
     fn fail_open(
         &mut self,
         open: &WaitingOpen,
         (status, text): (Status, String),
-        sessions: &mut HostSessions,
-        out: &mut Outbox,
+        (sessions, out): (&mut HostSessions, &mut Outbox),
+        now: Instant,
     ) {
-        self.give_up_open(open, sessions, out);
+        self.give_up_open(open, (sessions, out), now);
         out.reply_saying(open.from, open.tag, status, text);
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn held_by(session: &Session, asks: HostId) -> String {
 
 /// Whether an OPEN has to wait before it can be decided: for the outcome of a claim, for the end of
 /// a change, or, if another host is the holder, until a former owner of the image answers nothing.
-fn waits_for_claim(
+fn must_wait(
     (openings, book): (&Openings, &HolderBook),
     volume: &Volume,
     request: &OpenRequest,
@@ -103,7 +103,7 @@ impl Holdings {
         }
         self.reopen((session, volume.index), request.mode, sessions, out);
         let places = (&self.openings, &self.book);
-        let stage = if waits_for_claim(places, &volume, &request, command.now) {
+        let stage = if must_wait(places, &volume, &request, command.now) {
             Stage::Undecided(request)
         } else {
             match self.decide(session, (&volume, &request), (sessions, out), command.now) {
@@ -234,7 +234,7 @@ impl Holdings {
             self.book.keep_no_longer(volume.index);
         }
         self.enter(session, (volume, &claimant, take_over), sessions, out, now);
-        Ok(Stage::Granted(self.book.confirm(uuid, changed, out)))
+        Ok(Stage::Granted(self.book.confirm((uuid, volume.index), changed, out)))
     }
 
     /// A holder comes back after another host had the volume.
@@ -287,7 +287,7 @@ impl Holdings {
     ) -> bool {
         let book = &self.book;
         let undecided = self.openings.take_undecided(&self.exports, |openings, volume, request| {
-            waits_for_claim((openings, book), volume, request, now)
+            must_wait((openings, book), volume, request, now)
         });
         let Some((at, mut open, request, volume)) = undecided else { return false };
         let (session, epoch) = (open.session, open.epoch);

@@ -76,6 +76,11 @@ impl WaitingOpen {
         matches!(self.stage, Stage::Granted(_))
     }
 
+    /// Whether it waits for a record or a proof.
+    pub(super) fn waits_for_ticket(&self) -> bool {
+        matches!(self.stage, Stage::Claims { .. } | Stage::Granted(Some(_)))
+    }
+
     fn waits_for(&self, ticket: Ticket) -> bool {
         match self.stage {
             Stage::Undecided(_) => false,

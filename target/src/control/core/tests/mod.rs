@@ -89,6 +89,9 @@ struct World {
     durable: BTreeMap<VolumeUuid, HolderRecord>,
     // Changes on their way to these records, while the disk is slow.
     slow_disk: bool,
+    // Proofs that were asked for, while the cluster is silent.
+    proofs: Vec<(VolumeIndex, Ticket)>,
+    silent_cluster: bool,
     on_their_way: Vec<(Ticket, HolderRecord)>,
     // Volumes whose writes the store has to make durable, while it is slow.
     slow_store: bool,
@@ -221,6 +224,8 @@ impl World {
             limits: Vec::new(),
             durable,
             slow_disk: false,
+            proofs: Vec::new(),
+            silent_cluster: false,
             on_their_way: Vec::new(),
             slow_store: false,
             settles: Vec::new(),
@@ -290,6 +295,12 @@ impl World {
                     }
                 }
                 Effect::Claim { name, wish } => self.claims.push((name, wish)),
+                Effect::Prove { ticket, volume } => {
+                    self.proofs.push((volume, ticket));
+                    if !self.silent_cluster {
+                        self.prove_all();
+                    }
+                }
                 Effect::Step(step) => self.steps.push(step),
                 Effect::GiveUpStep => {}
                 Effect::GivenUp(why) => self.given_up.push(why),
@@ -300,6 +311,14 @@ impl World {
                 }
             }
         }
+    }
+
+    /// The cluster says that the images are this member's.
+    fn prove_all(&mut self) {
+        for (volume, ticket) in std::mem::take(&mut self.proofs) {
+            self.core.proven(volume, ticket);
+        }
+        self.carry_out();
     }
 
     /// Makes all records on their way to the disk durable.
