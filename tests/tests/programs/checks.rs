@@ -84,7 +84,8 @@ fn a_member_of_a_group_serves_no_disk() {
     config(dir.path(), "");
     let file = format!("v={}", mine.display());
     assert_refused(&serve(&["--member", "a", "--file", &file]), 2, &reason[1..]);
-    let image = "[[volume]]\nname = 'w'\nstore = 'rbd'\nimage = 'rbd/w'\nceph_conf = '/nonexistent'\n";
+    let image =
+        "[[volume]]\nname = 'w'\nstore = 'rbd'\nimage = 'rbd/w'\nceph_conf = '/nonexistent'\n";
     let path = config(dir.path(), &format!("member = 'a'\n{image}"));
     let target = Target::start(dir.path(), &["--config", &path.display().to_string()]);
     let mut add = Command::new(program("rblk-target"));
