@@ -393,7 +393,7 @@ fn a_group_has_images_only() {
             "t.toml:5:9: volume[0].store = \"file\": {group}. Ceph cuts a dead member off from its image; nothing cuts \
              one off from a file or a disk, as rblk makes no reservations (SCSI-3, NVMe): two members could write to \
              it at once (at t.toml:2:10); {instead}\n\
-             t.toml:12:9: volume[2].store = \"memory\": {group}: each member would have data of its own under this \
+             t.toml:13:9: volume[2].store = \"memory\": {group}: each member would have data of its own under this \
              name (at t.toml:2:10); {instead}"
         )
     );

@@ -118,9 +118,8 @@ impl DrbdPair {
     /// A process still uses the file system.
     pub fn clear_away(&mut self, at: usize) {
         let node = &mut self.nodes[at];
-        let words = ["dstate"];
         until("the machine to be without its disk", PATIENCE, || {
-            node.drbdadm(&words).stdout.starts_with("Diskless").then_some(())
+            node.state().contains("ds:Diskless/").then_some(())
         });
         if let Some(system) = node.system.take() {
             system.umount_after_process();
@@ -151,25 +150,18 @@ impl DrbdPair {
     fn wait_for(&self, connection: &str, disks: &str) {
         until(&format!("DRBD to be {connection} and {disks}"), PATIENCE, || {
             let is = |node: &DrbdNode| {
-                node.drbdadm(&["cstate"]).stdout.trim() == connection
-                    && node.drbdadm(&["dstate"]).stdout.trim() == disks
+                let state = node.state();
+                let has = |part: &str| state.split_whitespace().any(|word| word == part);
+                has(&format!("cs:{connection}")) && has(&format!("ds:{disks}"))
             };
             self.nodes.iter().all(is).then_some(())
         });
     }
 
     /// The states of both machines, as DRBD tells them.
-    ///
-    /// # Panics
-    /// DRBD does not tell.
     #[must_use]
     pub fn states(&self) -> String {
-        let of = |node: &DrbdNode, word| node.drbdadm(&[word]).stdout.trim().to_owned();
-        let texts = self.nodes.iter().map(|node| {
-            let [connection, role, disks] = ["cstate", "role", "dstate"].map(|word| of(node, word));
-            format!("{}: {connection} {role} {disks}", NAMES[node.at])
-        });
-        texts.collect::<Vec<_>>().join(", ")
+        self.nodes.each_ref().map(DrbdNode::state).join(", ")
     }
 
     /// Ends both, and returns the bytes of their disks.
@@ -224,6 +216,14 @@ resource {} {{
 
     fn device(&self) -> String {
         device(self.at)
+    }
+
+    /// Its line in `/proc/drbd`, such as `0: cs:Connected ro:Primary/Secondary ds:...`.
+    fn state(&self) -> String {
+        let text = std::fs::read_to_string("/proc/drbd").unwrap_or_default();
+        let own = format!("{}: ", self.at);
+        let line = text.lines().map(str::trim).find(|line| line.starts_with(&own));
+        line.unwrap_or_default().to_owned()
     }
 
     fn table(&self) -> String {

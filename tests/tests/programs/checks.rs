@@ -84,10 +84,13 @@ fn a_member_of_a_group_serves_no_disk() {
     config(dir.path(), "");
     let file = format!("v={}", mine.display());
     assert_refused(&serve(&["--member", "a", "--file", &file]), 2, &reason[1..]);
-    let target = Target::start(dir.path(), &["--name", "store", "--member", "a"]);
+    let image =
+        "[[volume]]\nname = 'w'\nstore = 'rbd'\nimage = 'rbd/w'\nceph_conf = '/nonexistent'\n";
+    let path = config(dir.path(), &format!("member = 'a'\n{image}"));
+    let target = Target::start(dir.path(), &["--config", &path.display().to_string()]);
     let mut add = Command::new(program("rblk-target"));
     add.args(["volume", "add", "v", "--control-socket"]).arg(&target.socket);
-    assert_refused(&run(add.arg("--file").arg(&mine)), 2, &reason[1..]);
+    assert_refused(&run(add.arg("--file").arg(&mine)), 1, &reason[1..]);
     assert_eq!(target.status().volumes.len(), 0);
 }
 
