@@ -33,7 +33,7 @@ enum Storage {
     /// In a directory that both machines have.
     Shared(PathBuf),
     /// On the file system of a DRBD resource.
-    Replicated(DrbdPair),
+    Replicated(Box<DrbdPair>),
 }
 
 impl Storage {
@@ -351,7 +351,7 @@ fn a_standby_target_has_a_drbd_resource() {
         return;
     }
     let of = ("tcp", CacheMode::WriteBack);
-    let storage = |lab: &Lab| Storage::Replicated(DrbdPair::new(lab, DISK_BYTES));
+    let storage = |lab: &Lab| Storage::Replicated(Box::new(DrbdPair::new(lab, DISK_BYTES)));
     survives("standby_drbd", of, storage);
 }
 
@@ -362,6 +362,6 @@ fn a_standby_target_has_a_drbd_resource_written_through() {
         return;
     }
     let of = ("rdma", CacheMode::WriteThrough);
-    let storage = |lab: &Lab| Storage::Replicated(DrbdPair::new(lab, DISK_BYTES));
+    let storage = |lab: &Lab| Storage::Replicated(Box::new(DrbdPair::new(lab, DISK_BYTES)));
     survives("standby_drbd_written_through", of, storage);
 }
