@@ -240,7 +240,8 @@ impl TargetLink {
             preferred,
             reason = reason.as_deref().unwrap_or("it was not tried"),
             failback = %self.config.failback,
-            "the path is not the preferred one, and may be slower; the mount goes back as `failback` says"
+            "the path is not the preferred one, and may be slower; the mount goes back as `failback` says, unless this is \
+             another member of a group"
         );
     }
 

@@ -263,6 +263,9 @@ impl Claims {
     /// Another member has taken a volume by force.
     pub(super) fn loses(&mut self, name: Name, now: Instant) {
         self.lost.insert(name, now);
+        // A question that waited while this process stood still.
+        self.stays(name);
+        self.answer_order(name, &Err("another member has taken the volume".to_owned()));
     }
 
     /// Learns of the questions of other members for a volume.
