@@ -60,8 +60,8 @@ use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
 use crate::store::rbd::ImageError;
+use crate::store::rbd::calls::member_calls::TakeCall;
 use crate::store::rbd::image_claim::{AskAnswer, Wish};
-use crate::store::rbd::member_calls::TakeCall;
 use crate::store::rbd::owner_question::Ask;
 use crate::store::{OpenStore, StoreIdentity};
 use crate::volume::Volume;
@@ -392,10 +392,7 @@ impl Control {
                 }
                 Some(news) = self.claims.next() => self.on_claim(news),
                 Some(news) = self.moves.next() => self.on_move(news),
-                Some(news) = self.volumes.next() => match news {
-                    VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
-                    VolumeNews::Lost(lost) => self.on_image_lost(lost),
-                },
+                Some(news) = self.volumes.next() => self.on_volume(news),
                 looked = self.watch.next() => {
                     let told = (&self.core, &mut self.events);
                     self.watch.on_looked(looked, self.volumes.backings(), told);
@@ -546,18 +543,7 @@ impl Control {
     }
 
     fn carry_out_one(&mut self, effect: Effect) {
-        let Self {
-            core,
-            groups,
-            reception,
-            volumes,
-            running,
-            persister,
-            events,
-            claims,
-            moves,
-            ..
-        } = self;
+        let Self { core, groups, reception, volumes, persister, events, claims, .. } = self;
         match effect {
             Effect::Reply { to, tag, status, value, payload } => {
                 let connection = to.connection;
@@ -602,22 +588,27 @@ impl Control {
             }
             Effect::GiveUpStep => volumes.give_up_step(),
             Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
-            Effect::Altered(result) => {
-                let begun = volumes.changed(result, core, groups, (running, persister));
-                if let Some((name, volume)) = begun
-                    && let Some(store) = volumes.backing(volume)
-                {
-                    claims.begins(name, volume, store);
-                    moves.listen(running.volume(name.as_str()));
-                }
-                // Before any other change.
-                volumes.end_lost(core, (running, persister));
-            }
+            Effect::Altered(result) => self.altered(result),
             Effect::StopGroups => {
                 reception.end_all();
                 groups.stop();
             }
         }
+    }
+
+    /// A change of a volume has ended.
+    fn altered(&mut self, result: Result<(), String>) {
+        let Self { core, groups, volumes, running, persister, claims, moves, .. } = self;
+        let begun = volumes.changed(result, core, groups, (running, persister));
+        if let Some((name, volume)) = begun
+            && let Some(store) = volumes.backing(volume)
+        {
+            claims.begins(name, volume, store);
+            moves.found(name);
+            moves.listen(running.volume(name.as_str()));
+        }
+        // Before any other change.
+        volumes.end_lost(core, (running, persister));
     }
 
     fn on_group(&mut self, message: FromGroup) {
@@ -682,6 +673,13 @@ impl Control {
                 groups.stopped(group, unsaved, error);
                 volumes.knows_loss(group, None, groups);
             }
+        }
+    }
+
+    fn on_volume(&mut self, news: VolumeNews) {
+        match news {
+            VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
+            VolumeNews::Lost(lost) => self.on_image_lost(lost),
         }
     }
 
@@ -768,6 +766,7 @@ impl Control {
                 }
                 match (answer, named) {
                     (AskAnswer::HandsOver, Some(name)) => self.claims.yield_soon(name),
+                    (AskAnswer::Stays, Some(name)) if self.moves.has_orders(name) => {}
                     (AskAnswer::Stays, Some(name)) => self.claims.refuses(name),
                     (_, None) => {}
                 }

@@ -15,16 +15,17 @@
 //! ([`OwnerNote::next`](crate::store::rbd::ownership::owner_note::OwnerNote::next)), and the new
 //! owner stays the owner for a moment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{BackingConfig, ImageName, VolumeConfig};
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
 
 use crate::store::rbd::ClusterPlace;
-use crate::store::rbd::member_calls::{CalledMember, MemberCalls, TakeCall};
+use crate::store::rbd::calls::member_calls::{CalledMember, MemberCalls, TakeCall};
 use crate::store::rbd::owner_question::AskTicket;
 use crate::store::rbd::ownership::owner_note::OwnerNote;
 
@@ -74,8 +75,8 @@ pub(super) struct Moves {
     takes: Vec<(Name, TakeReply)>,
     // The volumes that were moved here, and when.
     moved_here: BTreeMap<Name, Instant>,
-    // The volumes whose owner is looked for.
-    sought: BTreeSet<Name>,
+    // The looks for the owners of volumes.
+    sought: BTreeMap<Name, AbortHandle>,
     news: (mpsc::UnboundedSender<MoveNews>, mpsc::UnboundedReceiver<MoveNews>),
 }
 
@@ -88,7 +89,7 @@ impl Moves {
             orders: BTreeMap::new(),
             takes: Vec::new(),
             moved_here: BTreeMap::new(),
-            sought: BTreeSet::new(),
+            sought: BTreeMap::new(),
             news: mpsc::unbounded_channel(),
         }
     }
@@ -162,6 +163,11 @@ impl Moves {
         self.orders.get(&name) == Some(&order)
     }
 
+    /// Whether this member has told another one to take a volume.
+    pub(super) fn has_orders(&self, name: Name) -> bool {
+        self.orders.contains_key(&name)
+    }
+
     /// An order to another member has ended.
     pub(super) fn order_ended(&mut self, name: Name) {
         self.orders.remove(&name);
@@ -202,20 +208,21 @@ impl Moves {
             || self.takes.iter().any(|(other, _)| *other == name)
     }
 
-    /// Looks for the next owner of a volume that was handed over, until there is one.
+    /// Looks for the next owner of a volume that was handed over, until there is one. The image may
+    /// not be given back yet.
     pub(super) fn seek_owner(&mut self, name: Name, config: &VolumeConfig) {
         let Some((place, image)) = image_of(config) else { return };
         let Some(calls) = self.calls_about(&place, &image).cloned() else { return };
-        if !self.sought.insert(name) {
-            return;
-        }
-        let news = self.news.0.clone();
-        tokio::spawn(async move {
+        let (news, own) = (self.news.0.clone(), self.member().map(ToOwned::to_owned));
+        let looks = tokio::spawn(async move {
             let (mut pause, longest) = LOOK_PAUSES;
             loop {
                 let (looks, of) = (Arc::clone(&calls), image.clone());
                 let looked = tokio::task::spawn_blocking(move || looks.owner_of(&of)).await;
-                if let Some(note) = looked.ok().flatten().filter(|note| !note.client.is_empty()) {
+                let is_next = |note: &OwnerNote| {
+                    !note.client.is_empty() && Some(&note.member) != own.as_ref()
+                };
+                if let Some(note) = looked.ok().flatten().filter(is_next) {
                     // An error means that control has ended.
                     return drop(news.send(MoveNews::Found(name, image, note)));
                 }
@@ -223,11 +230,15 @@ impl Moves {
                 pause = (pause * 2).min(longest);
             }
         });
+        self.found(name);
+        self.sought.insert(name, looks.abort_handle());
     }
 
     /// The owner of a volume is known.
     pub(super) fn found(&mut self, name: Name) {
-        self.sought.remove(&name);
+        if let Some(looks) = self.sought.remove(&name) {
+            looks.abort();
+        }
     }
 }
 

@@ -85,7 +85,8 @@ pub(crate) async fn everything(
     let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
     let faults = store_faults(requests).await.map_err(nothing)?;
-    let Prepared { changes, mut refused, away } = prepared(requests, reread, &difference).await;
+    let PreparedReload { changes, mut refused, away } =
+        prepared(requests, reread, &difference).await;
     refused.extend(unfit_changes(&changes, &running, &faults));
     refused.extend(Hosts::new(&config.hosts).err().map(|error| error.to_string()));
     let mut report = ReloadReport {
@@ -187,7 +188,7 @@ impl Ordered {
 }
 
 /// The changes that lead to a configuration.
-struct Prepared {
+struct PreparedReload {
     changes: Vec<(VolumeChange, ChangeFiles)>,
     /// The reasons to refuse it.
     refused: Vec<String>,
@@ -201,7 +202,7 @@ async fn prepared(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     difference: &Difference,
-) -> Prepared {
+) -> PreparedReload {
     let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     let mut away = Vec::new();
     for change in &difference.volumes {
@@ -233,7 +234,7 @@ async fn prepared(
         Some(faults) => refused.extend(faults),
         None => refused.push(STOPPING.to_owned()),
     }
-    Prepared { changes, refused, away }
+    PreparedReload { changes, refused, away }
 }
 
 /// Makes the changes one after the other. If one fails, the ones before it are led back.

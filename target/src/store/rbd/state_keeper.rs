@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use super::calls::object_watch::{KeptWatch, NextDue, OnNews, WatchNews, next_due};
 use super::image_claim::AskAnswer;
-use super::object_watch::{KeptWatch, NextDue, OnNews, WatchNews, next_due};
 use super::owner_question::{Ask, AskTicket, SaidAnswer, say};
 use super::ownership::owner_note::OwnerNote;
 use super::ownership::state_change::KeptText;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::cluster::checked;
-use super::owner_question::{AskTicket, receive};
-use super::state_object::StateObject;
+use crate::store::rbd::cluster::checked;
+use crate::store::rbd::owner_question::{AskTicket, receive};
+use crate::store::rbd::state_object::StateObject;
 
 /// Seconds after which the cluster forgets the watch of a client that it does not hear of.
 const WATCH_SECONDS: u32 = 30;
@@ -19,7 +19,7 @@ const WATCH_RETRY: Duration = Duration::from_secs(3);
 
 /// News of a watch. A thread of librados tells them.
 #[derive(Debug)]
-pub(super) enum WatchNews {
+pub(in crate::store::rbd) enum WatchNews {
     /// Another client sends a notice.
     Notice(AskTicket, Vec<u8>),
     /// The watch is broken.
@@ -27,11 +27,11 @@ pub(super) enum WatchNews {
 }
 
 /// Takes the news of a watch.
-pub(super) type OnNews = Arc<dyn Fn(WatchNews) + Send + Sync>;
+pub(in crate::store::rbd) type OnNews = Arc<dyn Fn(WatchNews) + Send + Sync>;
 
 /// What a thread with a watch does next.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum NextDue<T> {
+pub(in crate::store::rbd) enum NextDue<T> {
     Order(T),
     Watch,
     // Nobody gives orders any more.
@@ -40,7 +40,10 @@ pub(super) enum NextDue<T> {
 
 /// Waits for an order, or until a try to watch is due. Orders that come one after the other do not
 /// delay that.
-pub(super) fn next_due<T>(orders: &Receiver<T>, watch_at: Option<Instant>) -> NextDue<T> {
+pub(in crate::store::rbd) fn next_due<T>(
+    orders: &Receiver<T>,
+    watch_at: Option<Instant>,
+) -> NextDue<T> {
     let Some(at) = watch_at else { return orders.recv().map_or(NextDue::End, NextDue::Order) };
     let left = at.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -54,7 +57,7 @@ pub(super) fn next_due<T>(orders: &Receiver<T>, watch_at: Option<Instant>) -> Ne
 }
 
 /// See the module. The drop ends the watch.
-pub(super) struct KeptWatch<'o> {
+pub(in crate::store::rbd) struct KeptWatch<'o> {
     object: &'o StateObject,
     on_news: OnNews,
     // The harm while there is no watch, for people.
@@ -68,7 +71,11 @@ pub(super) struct KeptWatch<'o> {
 
 impl<'o> KeptWatch<'o> {
     /// A watch that begins now, or is tried again.
-    pub(super) fn begin(object: &'o StateObject, harm: &'static str, on_news: OnNews) -> Self {
+    pub(in crate::store::rbd) fn begin(
+        object: &'o StateObject,
+        harm: &'static str,
+        on_news: OnNews,
+    ) -> Self {
         let mut kept =
             Self { object, on_news, harm, watch: None, again_at: None, is_unheard: false };
         kept.again();
@@ -76,12 +83,12 @@ impl<'o> KeptWatch<'o> {
     }
 
     /// When the next try is due, if there is no watch.
-    pub(super) fn again_at(&self) -> Option<Instant> {
+    pub(in crate::store::rbd) fn again_at(&self) -> Option<Instant> {
         self.again_at
     }
 
     /// Begins the watch anew, and says so once if that fails.
-    pub(super) fn again(&mut self) {
+    pub(in crate::store::rbd) fn again(&mut self) {
         self.watch = None;
         let object = self.object.name();
         match Watch::begin(self.object, Arc::clone(&self.on_news)) {

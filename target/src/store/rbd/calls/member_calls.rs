@@ -4,7 +4,8 @@
 //! Each member watches an object of its own, `rblk.member.TARGET/MEMBER` in the pool and namespace
 //! of the images. A notice to an object waits for all that watch it, so a member that stands still
 //! delays no call to another one. The client of the cluster for this lasts as long as the process:
-//! the end of a client may wait for its cluster. A member that does not watch is not alive, or does not reach the cluster.
+//! the end of a client may wait for its cluster. A member that does not watch is not alive, or does
+//! not reach the cluster.
 
 use std::fmt;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -16,13 +17,13 @@ use nix::errno::Errno;
 use rblk_config::ImageName;
 use serde::{Deserialize, Serialize};
 
-use super::cluster::ClusterPlace;
-use super::group_look::GroupLooker;
 use super::object_watch::{KeptWatch, NextDue, OnNews, WatchNews, next_due};
-use super::owner_question::{AskTicket, answers_in, notify, say};
-use super::ownership::owner_note::OwnerNote;
-use super::ownership::state_change::{StateChange, StatePlace};
-use super::state_object::StateObject;
+use crate::store::rbd::cluster::ClusterPlace;
+use crate::store::rbd::group_look::GroupLooker;
+use crate::store::rbd::owner_question::{AskTicket, answers_in, notify, say};
+use crate::store::rbd::ownership::owner_note::OwnerNote;
+use crate::store::rbd::ownership::state_change::{StateChange, StatePlace};
+use crate::store::rbd::state_object::StateObject;
 
 /// Time between two tries to connect.
 const CONNECT_RETRY: Duration = Duration::from_secs(10);
@@ -48,7 +49,7 @@ pub(crate) struct TakeCall {
 
 /// A call to a member.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Call {
+struct MemberCall {
     // The member that calls.
     from: String,
     // None: the member says only that it is there.
@@ -112,7 +113,7 @@ impl MemberCalls {
         let (orders, received) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let looker = Arc::new(OnceLock::new());
-        let listens = Listening {
+        let listens = CallListener {
             called: called.clone(),
             place,
             image: image.clone(),
@@ -192,7 +193,7 @@ impl MemberCalls {
         take: Option<TakeCall>,
         deadline: Duration,
     ) -> Result<Option<CallAnswer>, String> {
-        let call = Call { from: self.called.member.clone(), take };
+        let call = MemberCall { from: self.called.member.clone(), take };
         let text = serde_json::to_vec(&call).map_err(|error| error.to_string())?;
         match notify(object, &text, deadline) {
             Ok(replies) => Ok(answers_in(&replies).next()),
@@ -215,7 +216,7 @@ impl Drop for MemberCalls {
 }
 
 /// The work of the thread.
-struct Listening {
+struct CallListener {
     called: CalledMember,
     place: ClusterPlace,
     image: ImageName,
@@ -224,7 +225,7 @@ struct Listening {
     on_take: OnTake,
 }
 
-impl Listening {
+impl CallListener {
     fn run(self, orders: &Receiver<CallOrder>) {
         let mut is_said = false;
         let object = loop {
@@ -282,8 +283,8 @@ impl Listening {
 
     fn on_notice(&self, object: &StateObject, ticket: AskTicket, text: &[u8]) {
         match serde_json::from_slice(text) {
-            Ok(Call { from, take: Some(take) }) => (self.on_take)(ticket, from, take),
-            Ok(Call { take: None, .. }) => say(object, ticket, &CallAnswer::default()),
+            Ok(MemberCall { from, take: Some(take) }) => (self.on_take)(ticket, from, take),
+            Ok(MemberCall { take: None, .. }) => say(object, ticket, &CallAnswer::default()),
             // Of another program. Without an answer it learns that.
             Err(error) => tracing::warn!(object = object.name(), %error, "a call that is none"),
         }
@@ -297,13 +298,13 @@ mod tests {
     #[test]
     fn a_call_of_a_later_version_is_understood_as_far_as_it_is_known() {
         let take = TakeCall { volume: "v".to_owned(), image: "rbd/v".to_owned(), order: 7 };
-        let call = Call { from: "a".to_owned(), take: Some(take) };
+        let call = MemberCall { from: "a".to_owned(), take: Some(take) };
         let text =
             r#"{"from":"a","take":{"volume":"v","image":"rbd/v","order":7,"new":1},"newer":2}"#;
-        assert_eq!(serde_json::from_str::<Call>(text).unwrap(), call);
+        assert_eq!(serde_json::from_str::<MemberCall>(text).unwrap(), call);
         let text = serde_json::to_string(&call).unwrap();
-        assert_eq!(serde_json::from_str::<Call>(&text).unwrap(), call);
-        let here: Call = serde_json::from_str(r#"{"from":"a"}"#).unwrap();
+        assert_eq!(serde_json::from_str::<MemberCall>(&text).unwrap(), call);
+        let here: MemberCall = serde_json::from_str(r#"{"from":"a"}"#).unwrap();
         assert_eq!(here.take, None);
         assert_eq!(serde_json::to_string(&CallAnswer::default()).unwrap(), "{}");
     }
