@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use rblk_config::ImageName;
@@ -29,6 +29,8 @@ use crate::store::rbd::state_object::StateObject;
 const CONNECT_RETRY: Duration = Duration::from_secs(10);
 /// How long a member that lives may take to say so.
 const THERE_DEADLINE: Duration = Duration::from_secs(4);
+/// Time between two calls to a member that does not watch.
+const CALL_PAUSE: Duration = Duration::from_millis(250);
 /// How long a member may take to serve a volume that it was told to take.
 pub(crate) const TAKE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long the end of the watch is waited for.
@@ -152,14 +154,11 @@ impl MemberCalls {
         let stays = |why: String| format!("{why}: {volume} is not moved");
         let object = self.object_of(to).map_err(stays)?;
         // A dead member would be waited for.
-        match self.call(&object, None, THERE_DEADLINE).map_err(stays)? {
-            Some(_) => {}
-            None => {
-                return Err(stays(format!(
-                    "no member `{to}` of this target answers: it does not run, does not reach the cluster, or has \
-                     another name"
-                )));
-            }
+        if !self.is_there(&object).map_err(stays)? {
+            return Err(stays(format!(
+                "no member `{to}` of this target answers: it does not run, does not reach the cluster, or has another \
+                 name"
+            )));
         }
         match self.call(&object, Some(take), TAKE_DEADLINE).map_err(stays)? {
             Some(CallAnswer { why_not: None }) => Ok(()),
@@ -184,6 +183,21 @@ impl MemberCalls {
         let place = (&*self.called.target, member);
         let object = looker.object_of(&self.image, place);
         object.map_err(|errno| format!("cannot open the pool {} ({errno})", self.image.pool))
+    }
+
+    /// Whether a member answers. One that has just started may not watch yet, and the cluster may
+    /// still wait for its former process.
+    fn is_there(&self, object: &StateObject) -> Result<bool, String> {
+        let began = Instant::now();
+        loop {
+            if self.call(object, None, THERE_DEADLINE / 2)?.is_some() {
+                return Ok(true);
+            }
+            if began.elapsed() >= THERE_DEADLINE {
+                return Ok(false);
+            }
+            thread::sleep(CALL_PAUSE);
+        }
     }
 
     /// Calls a member. None: it does not answer.
