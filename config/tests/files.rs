@@ -265,6 +265,7 @@ prop_compose! {
             volume.name = format!("v{index}");
             volume.path = volume.path.take().map(|path| path.join(index.to_string()));
         }
+        let member = member.filter(|_| volumes.iter().all(|volume| volume.image.is_some()));
         let least = max_io.0 / 4096;
         let dirty_max = dirty.map(|permille| least + (arena / 2 - least) * permille / 1000);
         TargetConfig {

@@ -375,6 +375,33 @@ fn protection() {
     );
 }
 
+/// Nothing cuts a member off from a disk that another member has, too.
+#[test]
+fn a_group_has_images_only() {
+    let volume =
+        |name: &str, store: &str| format!("[[volume]]\nname = '{name}'\nstore = {store}\n");
+    let disk = volume("vol0", "'file'\npath = '/dev/mapper/san'");
+    let image = volume("vol1", "'rbd'\nimage = 'rbd/vol1'");
+    let memory = volume("vol2", "'memory'\nsize = '1MiB'");
+    let [group, instead] = [
+        "a group serves images of Ceph only",
+        "write store = \"rbd\", or remove member and start one target at a time (a standby target)",
+    ];
+    assert_eq!(
+        target(&format!("member = 'a'\n{disk}{image}{memory}")),
+        format!(
+            "t.toml:5:9: volume[0].store = \"file\": {group}. Ceph cuts a dead member off from its image; nothing cuts \
+             one off from a file or a disk, as rblk makes no reservations (SCSI-3, NVMe): two members could write to \
+             it at once (at t.toml:2:10); {instead}\n\
+             t.toml:12:9: volume[2].store = \"memory\": {group}: each member would have data of its own under this \
+             name (at t.toml:2:10); {instead}"
+        )
+    );
+    for good in [format!("member = 'a'\n{image}"), format!("{disk}{image}{memory}")] {
+        TargetConfig::parse(&format!("{LISTEN}{good}"), "t.toml").unwrap();
+    }
+}
+
 /// What is not written is as strict as the addresses need.
 #[test]
 fn who_may_connect_by_default() {

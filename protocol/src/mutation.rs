@@ -92,11 +92,15 @@ pub enum Mutation {
     GroupHitAfterLoss,
     /// A member becomes the owner of an image although another one was faster.
     GroupTwoClaims,
+    /// A member lets a host in again without a proof that it is still the owner.
+    GroupOpensUnproven,
+    /// A member lets other hosts in while the owner before may answer the holder from its cache.
+    GroupOthersAtOnce,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Self, &'static str); 39] = [
+    pub const ALL: [(Self, &'static str); 41] = [
         (Self::EpochOrderLogin, "epoch_order_login"),
         (Self::EpochOrderBurial, "epoch_order_burial"),
         (Self::BufferReuseTarget, "buffer_reuse_target"),
@@ -136,6 +140,8 @@ impl Mutation {
         (Self::GroupCleanLie, "group_clean_lie"),
         (Self::GroupHitAfterLoss, "group_hit_after_loss"),
         (Self::GroupTwoClaims, "group_two_claims"),
+        (Self::GroupOpensUnproven, "group_opens_unproven"),
+        (Self::GroupOthersAtOnce, "group_others_at_once"),
     ];
 
     /// Whether this fault is switched on. Never, without the feature `mutations`.

@@ -42,13 +42,15 @@ const FOUND_BY_WAYS: [Mutation; 8] = [
     Mutation::WayStopsOthers,
 ];
 /// The faults that the simulation of a group finds.
-const FOUND_BY_GROUPS: [Mutation; 6] = [
+const FOUND_BY_GROUPS: [Mutation; 8] = [
     Mutation::GroupServesBeforeMap,
     Mutation::GroupReopensEarly,
     Mutation::GroupStateBlindWrite,
     Mutation::GroupCleanLie,
     Mutation::GroupHitAfterLoss,
     Mutation::GroupTwoClaims,
+    Mutation::GroupOpensUnproven,
+    Mutation::GroupOthersAtOnce,
 ];
 /// Processes at a time.
 const THREADS: usize = 2;

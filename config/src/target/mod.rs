@@ -27,7 +27,7 @@ use crate::setting::connection_protection::{Auth, Encrypt, is_loopback};
 use crate::setting::transport_keys::{TRANSPORT_KEYS, TransportKeys};
 use crate::units::{ByteSize, Duration};
 use crate::volume::cache_part::{self, CacheRoom};
-use crate::volume::{VOLUME_KEYS, VolumeConfig};
+use crate::volume::{StoreKind, VOLUME_KEYS, VolumeConfig};
 
 /// The arena holds at least this many I/Os of the largest size: one that is read from the store,
 /// one that is written to it, and one in transfer in each direction.
@@ -44,6 +44,18 @@ const ARENA_MAX: u64 = 1 << 40;
 
 /// Highest CPU number of the largest kernel configuration.
 const CPU_MAX: u32 = 8191;
+
+/// Why a group serves no file and no disk.
+const NO_FENCE: &str = "a group serves images of Ceph only. Ceph cuts a dead member off from its image; nothing cuts one \
+    off from a file or a disk, as rblk makes no reservations (SCSI-3, NVMe): two members could write to it at once";
+
+/// Why a group serves no memory.
+const NOT_SHARED: &str =
+    "a group serves images of Ceph only: each member would have data of its own under this name";
+
+/// The way without a group.
+const STANDBY: &str =
+    "write store = \"rbd\", or remove member and start one target at a time (a standby target)";
 
 /// The commands that set keys up, the first one and the last one at the target.
 pub(crate) const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new` on each host, \
@@ -370,10 +382,28 @@ impl TargetConfig {
         }
         self.relate_protection(faults);
         self.relate_volumes(faults);
+        self.relate_group(faults);
         let (arena, dirty_max) = (self.arena, self.dirty_max);
         let room = CacheRoom { arena, dirty_max, dirty_limit: self.dirty_limit() };
         cache_part::relate(&self.volumes, &room, faults);
         self.relate_hosts(faults);
+    }
+
+    /// Members share images of Ceph only. They know each other by the cluster, which has the lock
+    /// and the record of an image, and which fences a client.
+    fn relate_group(&self, faults: &mut Vec<Fault>) {
+        if self.member.is_none() {
+            return;
+        }
+        for (index, volume) in self.volumes.iter().enumerate() {
+            let problem = match volume.store {
+                StoreKind::Rbd => continue,
+                StoreKind::File => NO_FENCE,
+                StoreKind::Memory | StoreKind::Null => NOT_SHARED,
+            };
+            let fault = Fault::new(format!("volume[{index}].store"), problem, STANDBY);
+            faults.push(fault.value(volume.store.to_string()).other("member"));
+        }
     }
 
     fn relate_protection(&self, faults: &mut Vec<Fault>) {

@@ -252,9 +252,15 @@ impl Records {
         }
     }
 
-    /// Notes the last holder of a volume, which this run need not serve any more.
+    /// Notes the last holder of a volume, which this run need not serve any more. The record of a
+    /// volume of a group is written anew, also if nothing changes: that proves that this target is
+    /// still the owner of the image.
     pub fn set_holder(&mut self, holder: HolderRecord) {
+        let is_shared = self.keepers.is_shared(&holder.volume);
         if let Some(entry) = self.entries.get_mut(&holder.volume) {
+            if is_shared {
+                entry.kept = None;
+            }
             entry.record.set_holder(Some(holder));
         }
     }

@@ -117,6 +117,8 @@ pub enum Timer {
     ClaimLate(u64),
     /// No former owner of an image answers any more.
     FormerOver(u64),
+    /// A former owner of that image answers nobody any more, and it may be given back.
+    ForHolderOver(u64),
     /// Dirty blocks are to be written.
     WriteBack(u64),
     /// Control has news.

@@ -5,10 +5,12 @@ use std::collections::VecDeque;
 
 use nix::errno::Errno;
 use rblk_target::store::rbd::header_lock::LockOwner;
-use rblk_target::store::rbd::image_claim::{Act, Claim, Event as Happened, Outcome, Wish};
+use rblk_target::store::rbd::image_claim::{
+    Act, Claim, Event as Happened, FormerHosts, Outcome, Wish,
+};
 use rblk_target::store::rbd::owner_question::Ask;
 use rblk_target::store::rbd::ownership::fence_call::FenceCall;
-use rblk_target::store::rbd::ownership::lock_proof::former_answers_for;
+use rblk_target::store::rbd::ownership::lock_proof::former_answers_until;
 use rblk_target::store::rbd::ownership::owner_note::OwnerNote;
 use rblk_target::store::rbd::state_record::holder_in;
 
@@ -26,9 +28,9 @@ const PAUSE: u64 = 100;
 pub enum Course {
     /// It waits for something.
     Waits,
-    /// The member owns the image: the note, the lock, a moment at which it was proven, and for how
-    /// long a former owner may still answer hosts.
-    Owned(OwnerNote, LockOwner, u64, u64),
+    /// The member owns the image: the note, the lock, a moment at which it was proven, and the
+    /// hosts that a former owner may still answer until then.
+    Owned(OwnerNote, LockOwner, u64, (FormerHosts, u64)),
     /// The member does not get the image.
     Ended(String),
 }
@@ -133,7 +135,7 @@ impl Claiming {
                 air.after(PAUSE, Event::Timer(self.whose, timer));
                 return Course::Waits;
             }
-            Act::End(outcome) => return self.end(air, outcome.clone()),
+            Act::End(outcome) => return self.end(outcome.clone()),
         };
         self.next_call(air)
     }
@@ -221,15 +223,11 @@ impl Claiming {
         self.go_on(air, event)
     }
 
-    fn end(&mut self, air: &Air, outcome: Outcome) -> Course {
+    fn end(&mut self, outcome: Outcome) -> Course {
         match (outcome, self.locked.take()) {
             (Outcome::Owned(note), Some((owner, proven_at))) => {
-                let left = match self.claim.is_unproven() {
-                    true => former_answers_for(proven_at, air.now).as_millis(),
-                    false => 0,
-                };
-                let left = u64::try_from(left).unwrap_or(u64::MAX);
-                Course::Owned(note, owner, proven_at, left)
+                let former = (self.claim.former(), former_answers_until(proven_at));
+                Course::Owned(note, owner, proven_at, former)
             }
             (outcome, _) => Course::Ended(format!("{outcome:?}")),
         }

@@ -38,6 +38,8 @@ pub struct OpenImage {
     pub is_loss_heard: bool,
     /// Questions of other members reach control.
     pub listens: bool,
+    /// Until then, only the holder of the record may have the volume.
+    pub for_holder_until: u64,
     /// Its ops under way.
     pub ops: u64,
     /// Nothing uses it any more: it closes when its ops have ended.
@@ -75,6 +77,7 @@ impl OpenImage {
             is_lost: false,
             is_loss_heard: false,
             listens: false,
+            for_holder_until: 0,
             ops: 0,
             closes: false,
             is_noted: false,

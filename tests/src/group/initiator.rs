@@ -126,6 +126,14 @@ impl Initiator {
         })
     }
 
+    /// The member that it uses or asks.
+    #[must_use]
+    pub fn member(&self) -> Option<usize> {
+        let mount = self.mount.as_ref()?;
+        let asked = mount.trying.as_ref().map(|trying| trying.attempt.address);
+        asked.or_else(|| mount.connection.map(|_| mount.address))
+    }
+
     /// The requests that have not ended.
     #[must_use]
     pub fn outstanding(&self) -> usize {
@@ -325,6 +333,7 @@ impl Initiator {
         let Some(mount) = &mut self.mount else { return };
         let Some(trying) = &mut mount.trying else { return };
         let Some(login) = trying.login else { return };
+        air.register.heard(mount.id, reply.verifier);
         let Some(course) = &mut mount.course else {
             let facts = Facts {
                 resume: Some((login.session, login.epoch)),
@@ -408,8 +417,14 @@ impl Initiator {
         self.resumed += 1;
         (mount.address, mount.connection) = (trying.attempt.address, Some(trying.connection));
         air.log.add("is back", [self.host as u64, trying.attempt.address as u64, 0]);
-        let requests = mount.requests.clone();
-        requests.iter().for_each(|request| self.send(air, request));
+        let (id, requests) = (mount.id, mount.requests.clone());
+        for request in &requests {
+            if let Io::Write(block, value) = request.io {
+                // It comes after the retained writes to its block.
+                air.register.writes(id, block, value);
+            }
+            self.send(air, request);
+        }
     }
 
     fn lose(&mut self, air: &mut Air) {

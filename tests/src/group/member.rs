@@ -22,7 +22,7 @@ use rblk_target::record::{
     AtRisk, BootId, GroupKeepers, Records, ServedVolume, SharedPlaces, StateDirectory,
 };
 use rblk_target::store::StoreIdentity;
-use rblk_target::store::rbd::image_claim::AskAnswer;
+use rblk_target::store::rbd::image_claim::{AskAnswer, FormerHosts};
 use rblk_target::store::rbd::lock_look::Verdict;
 use rblk_target::store::rbd::ownership::lock_proof::BeforeClose;
 use rblk_target::store::rbd::state_record::StateRecord;
@@ -360,6 +360,7 @@ impl Member {
                     air.call(self.whose, &client, Call::ReadLock, Purpose::StillHas(number));
                 }
             }
+            Timer::ForHolderOver(number) => self.end_image(air, number),
             Timer::WriteBack(image) => self.write_back(air, image),
             Timer::Control(news) => self.on_news(air, news),
         }
@@ -421,8 +422,13 @@ impl Member {
                     self.news(air, ControlNews::NotOpened(why));
                 }
             }
-            Course::Owned(note, owner, proven_at, left) => {
+            Course::Owned(note, owner, proven_at, (former, until)) => {
                 air.owned += 1;
+                let (left, for_holder_until) = match former {
+                    FormerHosts::Nobody => (0, 0),
+                    FormerHosts::Holder => (0, until),
+                    FormerHosts::All => (until.saturating_sub(air.now), 0),
+                };
                 air.log.add("owns", [self.whose.member as u64, note.epoch, left]);
                 let number = air.number();
                 let mut cluster = of(&air.cluster);
@@ -431,7 +437,8 @@ impl Member {
                 }
                 drop(cluster);
                 let place = (&air.cluster, claiming.client.as_str());
-                let image = OpenImage::new(number, place, (note, owner), proven_at);
+                let mut image = OpenImage::new(number, place, (note, owner), proven_at);
+                image.for_holder_until = for_holder_until;
                 self.images.insert(number, image);
                 match (is_abandoned, left) {
                     (true, 0) => self.close(air, number),
@@ -589,6 +596,16 @@ impl Member {
         if std::mem::replace(&mut image.closes, true) {
             return;
         }
+        let left = image.for_holder_until.saturating_sub(air.now);
+        match left {
+            0 => self.end_image(air, number),
+            left => air.after(left, Event::Timer(self.whose, Timer::ForHolderOver(number))),
+        }
+    }
+
+    /// An image that is to close is given back, if it may be.
+    fn end_image(&mut self, air: &mut Air, number: u64) {
+        let Some(image) = self.images.get(&number) else { return };
         match BeforeClose::of(image.is_lost, image.is_silent(air.now)) {
             BeforeClose::GiveBack => self.job(air, Job::GiveBack(number)),
             BeforeClose::Look => {
@@ -721,6 +738,8 @@ impl Member {
             let verifier = record.and_then(|record| record.verifier());
             let base = Generation(1_000_000 + air.now * 1000);
             self.core.adopt_shared(UUID, (holder, store), base);
+            let left = Duration::from_millis(image.for_holder_until.saturating_sub(air.now));
+            self.core.keep_for_holder(volume.index, air.instant() + left);
             if let Some(verifier) = verifier {
                 self.core.vouch(UUID, verifier);
             }
@@ -965,12 +984,7 @@ impl Member {
         };
         let open =
             payload.get(..OpenReply::BYTES).and_then(|bytes| OpenReply::from_wire(bytes).ok());
-        // A known gap: a member that the cluster does not reach lets its host in again, although
-        // another one is the owner by now. It answers no request, so the host waits.
-        let image = self.serving.as_ref().and_then(|it| self.images.get(&it.image));
-        let owner = of(&air.cluster).note().client;
-        let is_owner = image.is_some_and(|image| image.client == owner);
-        let open = open.filter(|open| open.uuid == UUID && is_owner);
+        let open = open.filter(|open| open.uuid == UUID);
         if let (Status::Ok, Some(open)) = (status, open) {
             air.log
                 .add("OPEN", [connection.host as u64, self.whose.member as u64, open.generation.0]);

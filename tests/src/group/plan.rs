@@ -23,6 +23,8 @@ pub enum Fault {
     Link(usize, usize, u64),
     /// A host does not reach the owner.
     LinkOwner(u64),
+    /// The first host does not reach the member that it uses or asks.
+    LinkUsed(u64),
     /// The owner hands over by order.
     Move,
     /// A host mounts the volume, perhaps by force.
@@ -84,10 +86,10 @@ impl Plan {
         Self { seed, members, write_back, retain, map_delay, faults }
     }
 
-    /// In two plans of five, faults that go together.
+    /// In half of the plans, faults that go together.
     fn story(random: &mut Random) -> Vec<(u64, Fault)> {
         let gap = random.within(50, 1_500);
-        match random.below(10) {
+        match random.below(12) {
             // Its hosts still reach the owner while another member is about to serve.
             0 => vec![
                 (gap, Fault::CutOwner(40_000)),
@@ -111,18 +113,36 @@ impl Plan {
                 (150, Fault::Move),
                 (150, Fault::Move),
             ],
+            // The holder has written at the next owner, and asks the former one, which is cut off.
+            4 => vec![
+                (gap, Fault::CutOwner(30_000)),
+                (random.within(10, 1_500), Fault::LinkUsed(2_200)),
+                (random.within(5_500, 7_500), Fault::LinkUsed(8_000)),
+            ],
+            // The holder goes back to the owner while another member claims the image for it.
+            5 => vec![
+                (gap, Fault::LinkUsed(random.within(2_100, 2_500))),
+                (random.within(2_000, 2_200), Fault::CutOwner(random.within(2_000, 3_500))),
+                (random.within(50, 300), Fault::LinkUsed(3_000)),
+                (random.within(3_000, 4_000), Fault::CutOwner(30_000)),
+                (300, Fault::Mount(1, true)),
+            ],
             _ => Vec::new(),
         }
     }
 
     /// Whether no fault of it is a reason to fence a mount: no process dies, nobody takes the
-    /// volume over, no lock is lost, and nothing is stopped or cut off for as long as the cluster
-    /// waits for a client.
+    /// volume over, no lock is lost, nothing is stopped or cut off for as long as the cluster waits
+    /// for a client, and no host asks for the volume while the holder is away for longer than a
+    /// lease.
     #[must_use]
     pub fn is_gentle(&self) -> bool {
+        let mounts = self.faults.iter().any(|(_, fault)| matches!(fault, Fault::Mount(..)));
         self.faults.iter().all(|(_, fault)| match fault {
             Fault::Move | Fault::Watch(_) | Fault::Slow(_) | Fault::Host(..) => true,
-            Fault::Link(..) | Fault::LinkOwner(_) => true,
+            Fault::Link(_, _, time) | Fault::LinkOwner(time) | Fault::LinkUsed(time) => {
+                !mounts || *time < 8_000
+            }
             Fault::Pause(_, time) | Fault::PauseOwner(time) => *time < 25_000,
             Fault::Cut(_, time) | Fault::CutOwner(time) => *time < 25_000,
             Fault::Mount(_, take_over) => !take_over,

@@ -74,11 +74,23 @@ impl Register {
         }
     }
 
-    /// A target lets a mount have the volume.
+    /// A target lets a mount have the volume. One that has it already learns of a loss when it
+    /// [hears](Self::heard) of that: the answer may get lost, and the mount may go on elsewhere.
     pub fn opened(&mut self, mount: MountId, verifier: WriteVerifier, now: u64) {
         if !self.is_holder(mount) {
             self.holder = Some((mount, now));
+            self.judge(verifier);
         }
+    }
+
+    /// A mount hears that it has the volume.
+    pub fn heard(&mut self, mount: MountId, verifier: WriteVerifier) {
+        if self.is_holder(mount) {
+            self.judge(verifier);
+        }
+    }
+
+    fn judge(&mut self, verifier: WriteVerifier) {
         if self.verifier.is_some_and(|known| known != verifier) {
             self.losses += 1;
             for block in 0..BLOCKS {
@@ -111,11 +123,17 @@ impl Register {
         }
         self.allow(block, &[value]);
         let it = &mut self.blocks[block];
-        it.allowed = BTreeSet::from([value]);
+        let before = std::mem::replace(&mut it.allowed, BTreeSet::from([value]));
         it.is_doubtful = false;
         if self.is_durable_at_once {
             it.history.clear();
+        } else {
+            // Writes without an answer may have reached the image, and are there if this is lost.
+            let known = |value: &u64| it.history.iter().any(|(known, _)| known == value);
+            let unknown: Vec<u64> = before.into_iter().filter(|value| !known(value)).collect();
+            it.history.extend(unknown.into_iter().map(|value| (value, now)));
         }
+        it.history.retain(|(known, _)| *known != value);
         it.history.push((value, now));
     }
 

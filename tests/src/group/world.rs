@@ -346,6 +346,9 @@ impl World {
                 let host = self.air.random.index(HOSTS);
                 owner.map(|at| Fault::Link(host, at, time))
             }
+            Fault::LinkUsed(time) => {
+                self.hosts[0].member().map(|member| Fault::Link(0, member, time))
+            }
             fault => Some(fault),
         };
         if let Some(fault) = fault {

@@ -110,10 +110,25 @@ impl CephCluster {
     /// # Panics
     /// The command fails.
     pub fn run(&self, words: &str) -> String {
+        run(&mut self.command(words))
+    }
+
+    /// Runs the same for a failed test. Returns all that it prints, with its complaints.
+    #[must_use]
+    pub fn try_run(&self, words: &str) -> String {
+        match self.command(words).output() {
+            Ok(said) => {
+                [&said.stdout, &said.stderr].map(|text| String::from_utf8_lossy(text)).concat()
+            }
+            Err(error) => format!("{words}: {error}"),
+        }
+    }
+
+    fn command(&self, words: &str) -> Command {
         let mut words = words.split(' ').map(|word| word.replace('+', " "));
         let mut command = self.place.command("timeout");
         command.arg("120").args(words.next()).arg("-c").arg(self.conf()).args(words);
-        run(&mut command)
+        command
     }
 
     /// The addresses of the clients that are fenced, with the ends of that. A target asks whether

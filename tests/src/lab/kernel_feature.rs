@@ -1,12 +1,25 @@
 //! [`KernelFeature`]: what some kernels of the lab lack.
 
+use std::path::Path;
+
 use rblk_operate::doctor::KernelVersion;
 
-/// Something that a test needs, and the first kernel that has it.
+use super::process::start;
+use super::wait::DEADLINE;
+
+/// Something that a test needs, and the kernels that have it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelFeature {
     name: &'static str,
-    since: KernelVersion,
+    of: Of,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    /// This kernel, and later ones.
+    Since(KernelVersion),
+    /// Kernels that were configured with this module.
+    Module(&'static str),
 }
 
 impl KernelFeature {
@@ -22,17 +35,28 @@ impl KernelFeature {
     /// The ublk driver takes data from the memory of another program (`SHMEM_ZC`).
     pub const SHARED_MEMORY: Self = Self::new("a disk with shared memory", 7, 1);
 
+    /// Replication below a target.
+    pub const DRBD: Self = Self { name: "DRBD", of: Of::Module("drbd") };
+    /// A mirror above mounts.
+    pub const RAID_1: Self = Self { name: "RAID 1 of md", of: Of::Module("raid1") };
+
     const fn new(name: &'static str, major: u32, minor: u32) -> Self {
-        Self { name, since: KernelVersion(major, minor) }
+        Self { name, of: Of::Since(KernelVersion(major, minor)) }
     }
 
-    /// Whether the running kernel has it.
+    /// Whether the running kernel has it. A module is loaded.
     ///
     /// # Panics
     /// The kernel does not say its release.
     #[must_use]
     pub fn is_there(self) -> bool {
-        KernelVersion::running().expect("the kernel's release") >= self.since
+        match self.of {
+            Of::Since(since) => KernelVersion::running().expect("the kernel's release") >= since,
+            Of::Module(name) => {
+                let loaded = start(&["modprobe", "-q", name]).finish(DEADLINE).code() == 0;
+                loaded || Path::new("/sys/module").join(name).exists()
+            }
+        }
     }
 
     /// Whether the running kernel lacks it. Then the calling test must return: this function has
@@ -46,8 +70,13 @@ impl KernelFeature {
         if !is_there {
             let thread = std::thread::current();
             let test = thread.name().expect("libtest names the thread of a test");
-            let Self { name, since: KernelVersion(major, minor) } = self;
-            println!("\nskipped here: {test}: needs {name}, which came with Linux {major}.{minor}");
+            let why = match self.of {
+                Of::Since(KernelVersion(major, minor)) => {
+                    format!("came with Linux {major}.{minor}")
+                }
+                Of::Module(module) => format!("is the module {module}, which this kernel lacks"),
+            };
+            println!("\nskipped here: {test}: needs {}, which {why}", self.name);
         }
         !is_there
     }

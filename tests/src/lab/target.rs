@@ -15,7 +15,12 @@ use rblk_operate::target::status::TargetStatus;
 use super::counts::Counts;
 use super::process::{Frozen, signal};
 use super::wait::{DEADLINE, until};
-use super::{FarHost, Lab};
+use super::{FarHost, GroupNetwork, Lab};
+
+/// Runs a program on a machine that was booted by itself: its first argument is the file with the
+/// id of the boot.
+const OTHER_BOOT: &str =
+    r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && exec "$@""#;
 
 /// The flags, the place and the environment of a target. It listens on the addresses of its host,
 /// for both transports, and has two poll groups.
@@ -23,6 +28,9 @@ use super::{FarHost, Lab};
 pub struct TargetFlags {
     flags: Vec<String>,
     place: Option<(&'static str, Vec<String>)>,
+    boot: Option<PathBuf>,
+    files: Option<&'static str>,
+    state: Option<PathBuf>,
     environment: Vec<(&'static str, String)>,
 }
 
@@ -39,7 +47,7 @@ impl TargetFlags {
     /// The file cannot be written.
     #[must_use]
     pub fn config(self, lab: &Lab, config: &TargetConfig) -> Self {
-        let path = write(lab, "target.toml", config.clone());
+        let path = write(lab, &format!("{}.toml", self.files()), config.clone());
         self.flag("--config", &path.display().to_string())
     }
 
@@ -48,6 +56,36 @@ impl TargetFlags {
     pub fn on(mut self, far: &FarHost) -> Self {
         self.place = Some((far.space(), far.hosts().to_vec()));
         self
+    }
+
+    /// On a member of that network, beside the target on the other one: its control socket, its log
+    /// and its state directory are its own.
+    #[must_use]
+    pub fn on_member(mut self, network: &GroupNetwork, member: usize) -> Self {
+        let space = network.space(member);
+        self.place = Some((space, vec![network.host(member).to_owned()]));
+        self.files = Some(space);
+        self
+    }
+
+    /// With this state directory.
+    #[must_use]
+    pub fn state(mut self, directory: PathBuf) -> Self {
+        self.state = Some(directory);
+        self
+    }
+
+    /// On a machine with the id of its boot in a file: another machine, or another boot. For a
+    /// target on another host.
+    #[must_use]
+    pub fn boot(mut self, id: PathBuf) -> Self {
+        self.boot = Some(id);
+        self
+    }
+
+    /// How the names of its files begin.
+    fn files(&self) -> &'static str {
+        self.files.unwrap_or("target")
     }
 
     /// With these variables in its environment.
@@ -90,6 +128,7 @@ pub struct Target<'l> {
     lab: PhantomData<&'l Lab>,
     child: Child,
     log: PathBuf,
+    socket: PathBuf,
 }
 
 impl<'l> Target<'l> {
@@ -114,7 +153,7 @@ impl<'l> Target<'l> {
     /// The program is missing.
     #[must_use]
     pub fn begin(lab: &'l Lab, flags: &TargetFlags) -> Self {
-        let log = lab.path("target.log");
+        let log = lab.path(&format!("{}.log", flags.files()));
         let to_log = || -> std::io::Result<(File, File)> {
             let file = OpenOptions::new().create(true).append(true).open(&log)?;
             Ok((file.try_clone()?, file))
@@ -125,7 +164,11 @@ impl<'l> Target<'l> {
         if let Some((space, addresses)) = &flags.place {
             let mut outer = Command::new("ip");
             // `ip netns exec` executes the program in its own process, so the pid stays.
-            outer.args(["netns", "exec", space]).arg(command.get_program()).current_dir("/");
+            outer.args(["netns", "exec", space]).current_dir("/");
+            if let Some(boot) = &flags.boot {
+                outer.args(["sh", "-c", OTHER_BOOT, "sh"]).arg(boot);
+            }
+            outer.arg(command.get_program());
             (command, hosts) = (outer, addresses.clone());
         }
         command.args(["serve", "--poll-groups", "2"]);
@@ -136,11 +179,16 @@ impl<'l> Target<'l> {
             command.args(["--listen", &format!("rdma://{host}")]);
             command.args(["--listen", &format!("tcp://{host}")]);
         }
-        command.arg("--state-dir").arg(lab.path("state"));
+        let (state, socket) = match flags.files {
+            Some(own) => (format!("{own}.state"), lab.path(&format!("{own}.sock"))),
+            None => ("state".to_owned(), PathBuf::from(CONTROL_SOCKET)),
+        };
+        let state = flags.state.clone().unwrap_or_else(|| lab.path(&state));
+        command.arg("--state-dir").arg(state).arg("--control-socket").arg(&socket);
         command.envs(flags.environment.iter().cloned());
         command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
         let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
-        Self { lab: PhantomData, child, log }
+        Self { lab: PhantomData, child, log, socket }
     }
 
     /// Its process.
@@ -178,7 +226,7 @@ impl<'l> Target<'l> {
     fn ask(&self) -> Option<(TargetStatus, Counts)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.unwrap_or_else(|e| panic!("a runtime: {e}"));
-        match runtime.block_on(ask(Path::new(CONTROL_SOCKET), Ask::Status)) {
+        match runtime.block_on(ask(&self.socket, Ask::Status)) {
             Ok(Response::Status(status)) => {
                 let total = serde_json::to_value(&status.total);
                 let counts = Counts::of(&total.unwrap_or_else(|e| panic!("counters: {e}")));

@@ -12,7 +12,7 @@ const THREADS: u64 = 2;
 #[test]
 fn an_image_has_one_owner_and_no_read_is_stale_under_faults() {
     let begun = std::time::Instant::now();
-    let seeds = seeds(times(400, 20_000));
+    let seeds = seeds(times(2_000, 20_000));
     let sums: Vec<Report> = std::thread::scope(|scope| {
         let share = |thread| {
             let own = seeds.clone().filter(move |seed| seed % THREADS == thread);

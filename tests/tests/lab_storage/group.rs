@@ -3,7 +3,10 @@
 //! is killed, stands still and hands over, and cables are cut.
 //!
 //! Nothing fails at the application, no byte is wrong, and the images are what the disks were. The
-//! longest stall of each kind of event is printed.
+//! longest stall of each kind of event is printed. `RBLK_ROUNDS=N` sets the number of rounds.
+//!
+//! A failed test prints the logs of the members and of the mounts, and the state of the cluster.
+//! `RBLK_LOG=info,rblk_target::store::rbd=debug` has each step of a claim in them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,6 +37,8 @@ const WITHOUT_CLUSTER: Duration = Duration::from_secs(13);
 const WITHOUT_HOST: Duration = Duration::from_secs(25);
 /// Requests of each disk that show that it works.
 const SOME: u64 = 30;
+/// The most lines of a log that a failed test prints.
+const LOG_LINES: usize = 600;
 
 /// A member of the group, as its host runs it.
 struct MemberProcess {
@@ -120,7 +125,9 @@ impl Drop for MemberProcess {
             let log = std::fs::read_to_string(&self.log).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             println!("--- the end of the log of the member in {}", self.space);
-            lines[lines.len().saturating_sub(60)..].iter().for_each(|line| println!("    {line}"));
+            lines[lines.len().saturating_sub(LOG_LINES)..]
+                .iter()
+                .for_each(|line| println!("    {line}"));
         }
         self.kill();
     }
@@ -173,8 +180,9 @@ impl<'l> Disk<'l> {
         };
         let before = ended();
         until(&format!("{name} to go on after: {what}"), PATIENCE, || {
-            let runs = fio.as_mut().is_some_and(RunningFio::is_running);
-            assert!(runs, "{name}: fio has ended after: {what}");
+            if let Some(ended) = fio.take_if(|fio| !fio.is_running()) {
+                panic!("{name}: fio has ended after: {what}: {:?}", ended.finish(PATIENCE));
+            }
             (ended() > before + SOME).then_some(())
         });
     }
@@ -200,8 +208,20 @@ struct Group<'l> {
     cluster: CephCluster,
     network: GroupNetwork,
     lab: &'l Lab,
-    // The longest stall of each kind of event.
-    stalls: BTreeMap<&'static str, Duration>,
+    // The longest stall of each kind of event, and how often it came.
+    stalls: BTreeMap<&'static str, (Duration, usize)>,
+    begun: Instant,
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("{}: failed at {:.0?}; the cluster:", self.lab.test(), self.begun.elapsed());
+            for words in ["ceph -s", "ceph osd dump", "rbd status rbd/raw", "rbd status rbd/ext4"] {
+                println!("{}", self.cluster.try_run(words));
+            }
+        }
+    }
 }
 
 impl<'l> Group<'l> {
@@ -227,7 +247,7 @@ impl<'l> Group<'l> {
         let members = [0, 1].map(|at| MemberProcess::new(lab, &network, at, &config));
         let address = |at| format!("{scheme}://{}", network.host(at));
         let disks = VOLUMES.map(|(name, _)| {
-            let flags = MountFlags::new(address(0), name).path(&address(1)).flag("--wait", "180s");
+            let flags = MountFlags::new(address(0), name).path(&address(1)).switch("--wait=180s");
             let flags = match cache {
                 CacheMode::WriteBack => flags.flag("--retain", "16MiB"),
                 _ => flags,
@@ -235,7 +255,7 @@ impl<'l> Group<'l> {
             Disk::new(lab, name, &flags)
         });
         let disks = Vec::from(disks);
-        Self { disks, members, cluster, network, lab, stalls: BTreeMap::new() }
+        Self { disks, members, cluster, network, lab, stalls: BTreeMap::new(), begun }
     }
 
     /// The member that serves all volumes. A mount that lost its target alone took its volume to
@@ -277,9 +297,11 @@ impl<'l> Group<'l> {
     fn note(&mut self, kind: &'static str) {
         self.disks.iter_mut().for_each(|disk| disk.goes_on(kind));
         let longest = self.disks.iter().map(|disk| disk.meter.longest()).max();
-        let (longest, known) = (longest.unwrap_or_default(), self.stalls.entry(kind).or_default());
-        *known = longest.max(*known);
-        println!("{}: {kind}: a stall of {longest:.1?}", self.lab.test());
+        let longest = longest.unwrap_or_default();
+        let (known, times) = self.stalls.entry(kind).or_default();
+        (*known, *times) = (longest.max(*known), *times + 1);
+        let at = self.begun.elapsed();
+        println!("{}: at {at:.0?}: {kind}: a stall of {longest:.1?}", self.lab.test());
     }
 
     /// The owner hands all volumes over.
@@ -357,10 +379,15 @@ impl<'l> Group<'l> {
             let image = std::fs::read(file).expect("the export");
             assert!(image == disk, "{name}: the image differs from the disk");
         }
-        for (kind, stall) in &self.stalls {
-            println!("{}: the longest stall: {kind}: {stall:.1?}", self.lab.test());
+        for (kind, (stall, times)) in &self.stalls {
+            println!("{}: the longest stall of {times}: {kind}: {stall:.1?}", self.lab.test());
         }
     }
+}
+
+fn rounds_asked_for() -> Option<usize> {
+    let text = std::env::var("RBLK_ROUNDS").ok()?;
+    Some(text.parse().unwrap_or_else(|e| panic!("RBLK_ROUNDS={text}: {e}")))
 }
 
 fn survives(test: &'static str, scheme: &str, cache: CacheMode) {
@@ -370,7 +397,7 @@ fn survives(test: &'static str, scheme: &str, cache: CacheMode) {
     run(test, |lab| {
         let mut group = Group::start(lab, scheme, cache);
         group.note("no event");
-        let rounds = lab.times(1, 10);
+        let rounds = rounds_asked_for().unwrap_or_else(|| lab.times(1, 10));
         for round in 0..rounds {
             println!("{}: round {} of {rounds}", lab.test(), round + 1);
             group.kill_osd(round % usize::from(OSDS));

@@ -15,6 +15,8 @@ mod group;
 mod grow;
 mod limits;
 mod lost_writes;
+mod mirror;
+mod standby;
 
 use std::fs::File;
 use std::io;

@@ -65,6 +65,32 @@ fn the_configuration_of_a_running_target_is_in_order() {
     assert_eq!(ended.stdout, "o: ok, 256 blocks of 4096 bytes\n");
 }
 
+/// Two targets on a disk of a storage network would destroy its data: nothing cuts the dead one
+/// off.
+#[test]
+fn a_member_of_a_group_serves_no_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let mine = store(dir.path(), "v.img");
+    let reason =
+        ["volume[0].store = \"file\"", "rblk makes no reservations", "start one target at a time"];
+    let path = config(dir.path(), &format!("member = 'a'\n{}", volume("v", &mine)));
+    assert_refused(&check(&path), 2, &reason);
+    let serve = |words: &[&str]| {
+        let mut command = Command::new(program("rblk-target"));
+        run(command.arg("serve").arg("--config").arg(&path).args(words))
+    };
+    assert_refused(&serve(&[]), 2, &reason);
+    // Nor by flags, at its start and later.
+    config(dir.path(), "");
+    let file = format!("v={}", mine.display());
+    assert_refused(&serve(&["--member", "a", "--file", &file]), 2, &reason[1..]);
+    let target = Target::start(dir.path(), &["--name", "store", "--member", "a"]);
+    let mut add = Command::new(program("rblk-target"));
+    add.args(["volume", "add", "v", "--control-socket"]).arg(&target.socket);
+    assert_refused(&run(add.arg("--file").arg(&mine)), 2, &reason[1..]);
+    assert_eq!(target.status().volumes.len(), 0);
+}
+
 #[test]
 fn check_warns_of_what_this_host_lacks() {
     let dir = tempfile::tempdir().unwrap();

@@ -35,6 +35,8 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("e2fsprogs", "mkfs.ext4 for the scratch disk; fsck.ext4"),
     package("util-linux", "setpriv, so that a guest never outlives its run; losetup, blkdiscard"),
     package("dmsetup", "disks that fail, and that log what is written to them"),
+    package("mdadm", "a mirror over volumes of two targets"),
+    package("drbd-utils", "a device of two machines, below a standby target"),
     package("iproute2", "ip and rdma: rxe0 and its interface"),
     package("rdma-core", "RDMA configuration and tools"),
     package("ibverbs-providers", "the user half of rxe"),

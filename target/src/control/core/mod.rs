@@ -186,6 +186,12 @@ impl Core {
         self.holdings.book_mut().adopt_shared(volume, known, base);
     }
 
+    /// Until then, a former owner of the image of a volume of a group may answer its holder: no
+    /// other host gets the volume, not even by a take-over. Their OPENs wait.
+    pub fn keep_for_holder(&mut self, volume: VolumeIndex, until: Instant) {
+        self.holdings.keep_for_holder(volume, until);
+    }
+
     /// The next action for the caller. After every other call, take all effects.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.out.next_effect()
@@ -444,6 +450,7 @@ impl Core {
         holdings.expire(now);
         sessions.end_late_waits(out, now);
         holdings.end_late_opens(sessions, out, now);
+        holdings.finish_opens(sessions, out, now);
         alterations.end_late_step(holdings, (sessions, out), now);
         holdings.fence_again(out);
         drain.stop_if_drained(sessions.connected(), out, now);

@@ -569,6 +569,10 @@ impl Volumes {
                     true => core.adopt_shared(volume.uuid, (holder, store), base_of_now()),
                     false => core.adopt(volume.uuid, holder, store),
                 }
+                if let Some(image) = opened.backing.as_ref().and_then(OpenStore::image) {
+                    let until = Instant::now() + image.for_holder_alone();
+                    core.keep_for_holder(volume.index, until);
+                }
                 if let Some(verifier) = record.verifier() {
                     core.vouch(volume.uuid, verifier);
                 }

@@ -13,13 +13,13 @@ use super::cluster::{Cluster, checked, text};
 use super::fencing::fenced_client::{FENCE_SECONDS, warn_of_short_fences};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
-use super::image_claim::{Act, Claim, Event, Outcome};
+use super::image_claim::{Act, Claim, Event, FormerHosts, Outcome};
 use super::image_watchers::ImageWatchers;
 use super::library::{Handle, LOCK_EXCLUSIVE, Library};
 use super::open_image::boot_ms;
 use super::owner_question::{Ask, ask};
 use super::ownership::fence_call::FenceCall;
-use super::ownership::lock_proof::former_answers_for;
+use super::ownership::lock_proof::former_answers_until;
 use super::ownership::owner_note::OwnerNote;
 use super::ownership::state_change::StatePlace;
 use super::state_object::StateObject;
@@ -43,8 +43,19 @@ pub(super) struct Claimed {
     pub owner: LockOwner,
     /// A moment at which this client had the lock, by [`boot_ms`].
     pub proven_at: u64,
-    /// A former owner may still answer hosts from its cache: see [`wait_for_former`].
-    pub is_unproven: bool,
+    /// The hosts that a former owner may still answer from its cache, and until when, by
+    /// [`boot_ms`].
+    pub former: (FormerHosts, u64),
+}
+
+impl Claimed {
+    /// The moment until which only the holder of the record may have the volume, by [`boot_ms`].
+    pub(super) fn holder_alone_until(&self) -> u64 {
+        match self.former {
+            (FormerHosts::Holder, until) => until,
+            (FormerHosts::Nobody | FormerHosts::All, _) => 0,
+        }
+    }
 }
 
 /// Why an image is not claimed, and the reason that its owner gave.
@@ -112,7 +123,8 @@ pub(super) fn claim(
                 warn_of_short_fences(places.cluster, &fenced);
                 return Ok(match (outcome, locked) {
                     (Outcome::Owned(note), Some((owner, proven_at))) => {
-                        Ok(Claimed { note, owner, proven_at, is_unproven: claim.is_unproven() })
+                        let former = (claim.former(), former_answers_until(proven_at));
+                        Ok(Claimed { note, owner, proven_at, former })
                     }
                     (outcome, _) => Err((outcome, why)),
                 });
@@ -129,7 +141,7 @@ pub(super) fn claim(
 /// that proved its lock, whether or not the cluster reaches it. That look was before this client
 /// had the lock.
 pub(super) fn wait_for_former(lock: &HeaderLock, claimed: &mut Claimed) -> Result<bool, Errno> {
-    let left = former_answers_for(claimed.proven_at, boot_ms());
+    let left = Duration::from_millis(claimed.former.1.saturating_sub(boot_ms()));
     tracing::info!(
         client = claimed.note.client,
         ?left,

@@ -37,10 +37,11 @@
 //! - No state of lock and note lasts for ever when only living members claim.
 //! - Only for its holder that comes back, or for a host that takes over, is an owner disturbed. The
 //!   record beside the image says who is the holder, before the owner is asked.
-//! - A former owner that was fenced may still answer other hosts from its cache, until it notices
-//!   that nothing proves its lock. Nothing is served before that, unless the only host that had the
-//!   volume there has come back here ([`Claim::is_unproven`]). The record that decides is read when
-//!   no former owner can change it any more.
+//! - A former owner that was fenced may still answer hosts from its cache, until it notices that
+//!   nothing proves its lock. Nothing is served before that, unless the only host that had the
+//!   volume there has come back here ([`Claim::former`]). The record that decides is read when no
+//!   former owner can change it any more. That host may have gone back to the former owner since.
+//!   So until then no other host gets the volume, and the image is not given back.
 
 use rblk_protocol::{AccessMode, Generation, HostId, Mutation};
 use serde::{Deserialize, Serialize};
@@ -169,6 +170,18 @@ pub enum Act {
     Pause,
     /// Nothing: the claim has ended.
     End(Outcome),
+}
+
+/// The hosts that a former owner may still answer from its cache, for as long as it believes the
+/// last proof of its lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FormerHosts {
+    /// None.
+    Nobody,
+    /// Only the holder, for which the image was claimed: nobody else can have written since.
+    Holder,
+    /// Any host that had the volume there.
+    All,
 }
 
 /// The end of a claim.
@@ -315,11 +328,13 @@ impl Claim {
         }
     }
 
-    /// Whether a former owner may still answer hosts from its cache, for as long as it believes the
-    /// last proof of its lock. The only host that had the volume there may have come back here.
-    pub fn is_unproven(&self) -> bool {
-        let is_alone = matches!(self.holder, Some((_, AccessMode::Exclusive)));
-        self.has_fenced && !is_alone
+    /// The hosts that a former owner may still answer, if the claim ends with the image now.
+    pub fn former(&self) -> FormerHosts {
+        match (self.has_fenced, &self.holder) {
+            (false, _) => FormerHosts::Nobody,
+            (true, Some((_, AccessMode::Exclusive))) => FormerHosts::Holder,
+            (true, _) => FormerHosts::All,
+        }
     }
 
     /// Why the member claims the image, as far as is known now.

@@ -24,7 +24,7 @@ use super::fencing::fence_rights::{FenceRights, try_to_fence};
 use super::fencing::fenced_client::{FENCE_SECONDS, warn_of_short_fences};
 use super::group_member::GroupMember;
 use super::header_lock::{HeaderLock, LockOwner};
-use super::image_claim::Outcome;
+use super::image_claim::{FormerHosts, Outcome};
 use super::image_watchers::ImageWatchers;
 use super::keeper_order::Order;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, ImageSetting, LOCK_EXCLUSIVE, Library};
@@ -291,7 +291,7 @@ impl Kept {
         })?;
         refuse_settings(&image, of_lock, &fail)?;
         let id = read_id(&image, &fail)?;
-        let (mut state, mut lineage) = (None, 0);
+        let (mut state, mut lineage, mut holder_alone_until) = (None, 0, 0);
         let (lock, proven_at) = match name.snap {
             Some(_) => (None, boot_ms()),
             None => {
@@ -302,6 +302,7 @@ impl Kept {
                 let places = (&cluster, &image, &lock);
                 let (claimed, keeper) = own(places, (name, &id), (options, course), &fail)?;
                 (state, lineage) = (keeper, claimed.note.lineage);
+                holder_alone_until = claimed.holder_alone_until();
                 let (owner, at) = (claimed.owner, claimed.proven_at);
                 (Some((lock, owner)), at)
             }
@@ -309,7 +310,7 @@ impl Kept {
         begin("read the image");
         let facts = read_facts(&image, (&fsid, &pool, &id), options, &fail)?;
         let own_address = lock.as_ref().map(|(_, owner)| owner.address.clone());
-        let facts = ImageFacts { own_address, lineage, ..facts };
+        let facts = ImageFacts { own_address, lineage, holder_alone_until, ..facts };
         let size = measure(&image).map_err(|errno| fail.at("measure it", errno))?;
         whole_blocks(name, size, options.block_size)?;
         let watch = watch(&image, orders).map_err(|errno| fail.at("watch it", errno))?;
@@ -352,6 +353,8 @@ impl Kept {
                 Order::Close => break,
             }
         }
+        // The next owner would not know of the former one, and let any host in.
+        thread::sleep(self.shared.for_holder_alone());
         if let (false, Some(state)) = (self.may_give_back(), &mut self.state) {
             state.lose();
         }
@@ -489,8 +492,18 @@ fn read_facts(
     });
     let identity = identity_of(fsid, pool.id(), &name.namespace, id, snap.transpose()?);
     let (name, block_size) = (name.clone(), options.block_size);
-    let (own_address, lineage) = (None, 0);
-    Ok(ImageFacts { library, handle, name, block_size, identity, lineage, own_address })
+    let (own_address, lineage, holder_alone_until) = (None, 0, 0);
+    let known = ImageFacts {
+        library,
+        handle,
+        name,
+        block_size,
+        identity,
+        lineage,
+        own_address,
+        holder_alone_until,
+    };
+    Ok(known)
 }
 
 fn measure(image: &OpenImage) -> Result<u64, Errno> {
@@ -556,7 +569,7 @@ fn own(
     let (owner, proven_at) = take_lock(places, options.lock_wait, fail)?;
     let lineage = own_alone(cluster, &object, &owner, fail)?;
     let note = OwnerNote { lineage, ..OwnerNote::default() };
-    Ok((Claimed { note, owner, proven_at, is_unproven: false }, None))
+    Ok((Claimed { note, owner, proven_at, former: (FormerHosts::Nobody, 0) }, None))
 }
 
 /// The owner of before. None: the user has capabilities for the image alone, and members of a group
@@ -623,7 +636,7 @@ fn claim_it(
     tracing::info!(image = %name, member, epoch, lineage, "owns an image");
     let keeper = StateKeeper::begin(object, claimed.note.clone());
     let mut keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
-    if claimed.is_unproven {
+    if claimed.former.0 == FormerHosts::All {
         course.begin("wait until its former owner answers no host any more");
         // Also if nobody waits: the next owner would not know.
         let has_it = wait_for_former(lock, &mut claimed).map_err(|errno| fail.at(WHAT, errno))?;

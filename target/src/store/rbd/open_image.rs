@@ -60,6 +60,8 @@ pub(super) struct ImageFacts {
     /// The address by which the cluster names this client as the owner of the lock; none: a
     /// snapshot, which has no lock.
     pub own_address: Option<String>,
+    /// Until then, by [`boot_ms`], a former owner may answer the holder of the volume.
+    pub holder_alone_until: u64,
 }
 
 /// What an image, its keeper and its ops share.
@@ -181,6 +183,11 @@ impl Shared {
         self.is_lost() || (self.facts.own_address.is_some() && self.proof.is_stale(boot_ms()))
     }
 
+    /// For how long a former owner may still answer the holder of the volume.
+    pub(super) fn for_holder_alone(&self) -> Duration {
+        Duration::from_millis(self.facts.holder_alone_until.saturating_sub(boot_ms()))
+    }
+
     fn stalled_for(&self) -> Option<Duration> {
         let (asked, stuck) =
             (self.asked_at.load(Ordering::Relaxed), self.stuck_since.load(Ordering::Relaxed));
@@ -225,6 +232,12 @@ impl Image {
         if let Some((_, asking)) = &self.group {
             asking.listen(Box::new(listener));
         }
+    }
+
+    /// For how long no other host than the holder of the record may have the volume, since a former
+    /// owner may answer that one.
+    pub(crate) fn for_holder_alone(&self) -> Duration {
+        self.shared.for_holder_alone()
     }
 
     /// Answers another member, with the reason of an owner that stays.

@@ -104,7 +104,7 @@ impl Holdings {
             out.tell_all(Notice::Close { session: victim, volume: lost, refusal });
             // Its other volumes were not taken over. It may come back for them, in a new session.
             if lost != volume.index && mode != AccessMode::ReadOnly {
-                self.book.keep_for_fenced(lost, now + sessions.table().lease());
+                self.book.keep_for_absent(lost, now + sessions.table().lease());
             }
         }
         if ended {

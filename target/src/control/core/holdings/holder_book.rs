@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use rblk_protocol::{AccessMode, Generation};
+use rblk_protocol::{AccessMode, Generation, Mutation};
 
 use super::changes::{Changes, Undurable};
 use super::given_up::OwedFences;
@@ -107,8 +107,8 @@ impl HolderBook {
         }
     }
 
-    /// Keeps a volume that its holder lost together with another one, which was taken over.
-    pub(super) fn keep_for_fenced(&mut self, volume: VolumeIndex, until: Instant) {
+    /// Keeps a volume for its holder, which is away and did not leave it.
+    pub(super) fn keep_for_absent(&mut self, volume: VolumeIndex, until: Instant) {
         self.kept_for.insert(volume, until);
     }
 
@@ -209,12 +209,19 @@ impl HolderBook {
 
     /// Makes the record of a volume durable, which perhaps `changed`. Returns the ticket for which
     /// the reply to the holder waits.
+    ///
+    /// The record of a volume of a group is written in any case. Only the owner of the image can:
+    /// a member that is cut off from the cluster does not let a host in again, which may have had
+    /// the volume from the next owner meanwhile.
     pub(super) fn confirm(
         &mut self,
         volume: &VolumeUuid,
         changed: Option<HolderRecord>,
         out: &mut Outbox,
     ) -> Option<Ticket> {
+        let proves = self.holders.is_shared(volume) && !Mutation::GroupOpensUnproven.is_on();
+        let shared = self.holders.record(volume).filter(|_| proves);
+        let changed = changed.or_else(|| shared.cloned());
         // A record that did not change now may still be on its way, or has to be tried again.
         match (changed, self.changes.undurable(volume)) {
             (Some(record), _) => Some(self.write_change(record, out)),

@@ -91,10 +91,25 @@ impl Holdings {
     ) {
         let its = |open: &WaitingOpen| (open.session, open.epoch) == (session, epoch);
         for open in self.openings.take(its) {
-            if open.is_granted() {
-                self.give_up((session, open.volume), Status::NoSuchVolume, sessions, out);
-            }
+            self.give_up_open(&open, sessions, out);
         }
+    }
+
+    /// An OPEN ends without its volume. A host that came back still has its device, and tries
+    /// again: until the end of a lease, no other host gets the volume without a take-over.
+    pub(super) fn give_up_open(
+        &mut self,
+        open: &WaitingOpen,
+        sessions: &mut HostSessions,
+        out: &mut Outbox,
+    ) {
+        if !open.is_granted() {
+            return;
+        }
+        if open.returns {
+            self.book.keep_for_absent(open.volume, open.since + sessions.table().lease());
+        }
+        self.give_up((open.session, open.volume), Status::NoSuchVolume, sessions, out);
     }
 
     /// Ends a session after its host lost its place in the table. The session loses its volumes

@@ -117,6 +117,11 @@ impl Holdings {
         self.book.keep(self.exports.volumes().iter().map(AsRef::as_ref), until);
     }
 
+    /// Until then, only the holder of the record may have a volume: see [`Self::open`].
+    pub(super) fn keep_for_holder(&mut self, volume: VolumeIndex, until: Instant) {
+        self.openings.keep_for_holder(volume, until);
+    }
+
     /// A volume is served newly. It may have an earlier holder that may come back until then.
     pub(super) fn begin(&mut self, volume: Arc<Volume>, until: Instant) {
         self.elsewhere.begin(volume.name);
@@ -412,9 +417,7 @@ impl Holdings {
         sessions: &mut HostSessions,
         out: &mut Outbox,
     ) {
-        if open.is_granted() {
-            self.give_up((open.session, open.volume), Status::NoSuchVolume, sessions, out);
-        }
+        self.give_up_open(open, sessions, out);
         out.reply_saying(open.from, open.tag, status, text);
     }
 }

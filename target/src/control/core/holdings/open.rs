@@ -33,16 +33,18 @@ pub(super) fn held_by(session: &Session, asks: HostId) -> String {
     }
 }
 
-/// Whether an OPEN has to wait for the outcome of a claim, or the end of a change, before it can be
-/// decided.
+/// Whether an OPEN has to wait before it can be decided: for the outcome of a claim, for the end of
+/// a change, or, if another host is the holder, until a former owner of the image answers nothing.
 fn waits_for_claim(
-    openings: &Openings,
-    book: &HolderBook,
+    (openings, book): (&Openings, &HolderBook),
     volume: &Volume,
     request: &OpenRequest,
+    now: Instant,
 ) -> bool {
     let writes = request.mode != AccessMode::ReadOnly;
-    openings.is_shut(volume.index) || writes && book.has_claim(&volume.uuid)
+    openings.is_shut(volume.index)
+        || writes && book.has_claim(&volume.uuid)
+        || request.generation.is_fresh() && openings.is_for_holder(volume.index, now)
 }
 
 /// Refuses an opener that may not take the volume from a session that holds it, and names that.
@@ -100,7 +102,8 @@ impl Holdings {
             return refuse_saying(Status::InUse, text);
         }
         self.reopen((session, volume.index), request.mode, sessions, out);
-        let stage = if waits_for_claim(&self.openings, &self.book, &volume, &request) {
+        let places = (&self.openings, &self.book);
+        let stage = if waits_for_claim(places, &volume, &request, command.now) {
             Stage::Undecided(request)
         } else {
             match self.decide(session, (&volume, &request), (sessions, out), command.now) {
@@ -115,6 +118,7 @@ impl Holdings {
             epoch: command.capsule.epoch,
             volume: volume.index,
             mode: request.mode,
+            returns: !is_fresh,
             stage,
             settling: Settling::NotNeeded,
             since: command.now,
@@ -283,7 +287,7 @@ impl Holdings {
     ) -> bool {
         let book = &self.book;
         let undecided = self.openings.take_undecided(&self.exports, |openings, volume, request| {
-            waits_for_claim(openings, book, volume, request)
+            waits_for_claim((openings, book), volume, request, now)
         });
         let Some((at, mut open, request, volume)) = undecided else { return false };
         let (session, epoch) = (open.session, open.epoch);

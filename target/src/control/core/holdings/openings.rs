@@ -1,6 +1,6 @@
 //! [`Openings`]: the OPENs that were neither refused nor answered, in the order in which they came.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +31,8 @@ pub(super) struct WaitingOpen {
     pub(super) volume: VolumeIndex,
     /// The mode that is asked for.
     pub(super) mode: AccessMode,
+    /// The host has the volume already, and comes back.
+    pub(super) returns: bool,
     /// How far it is.
     pub(super) stage: Stage,
     /// Whether the writes of earlier holders are durable.
@@ -94,6 +96,8 @@ pub(super) struct Openings {
     shut: Option<VolumeIndex>,
     // Volumes with a lost store, which are about to go.
     lost: BTreeSet<VolumeIndex>,
+    // Volumes that only the holder of the record may have until then.
+    for_holders: BTreeMap<VolumeIndex, Instant>,
 }
 
 impl Openings {
@@ -147,6 +151,18 @@ impl Openings {
     pub(super) fn forget(&mut self, volume: VolumeIndex) {
         self.closing.remove(&volume);
         self.lost.remove(&volume);
+        self.for_holders.remove(&volume);
+    }
+
+    /// Only the holder of the record may have a volume until then.
+    pub(super) fn keep_for_holder(&mut self, volume: VolumeIndex, until: Instant) {
+        self.for_holders.insert(volume, until);
+    }
+
+    /// Whether an OPEN of a volume by another host than the holder of the record has to wait.
+    pub(super) fn is_for_holder(&self, volume: VolumeIndex, now: Instant) -> bool {
+        let until = self.for_holders.get(&volume).filter(|_| !Mutation::GroupOthersAtOnce.is_on());
+        until.is_some_and(|until| now < *until)
     }
 
     /// Whether an OPEN of a volume has to wait: it is closed while it changes, or about to go.
@@ -298,6 +314,7 @@ mod tests {
             epoch: Epoch(1),
             volume: VolumeIndex(volume),
             mode: AccessMode::Exclusive,
+            returns: false,
             stage,
             settling: Settling::NotNeeded,
             since,

@@ -84,20 +84,86 @@ fn an_open_claims_a_volume_that_another_member_has() {
     let generation = Generation(7);
     assert_eq!(w.open(one, 2, OpenRequest { generation, ..exclusive(V) }), None);
     assert_eq!(w.claims.pop(), Some((volume_name(V), Wish::Return(HostId([1; 16]), generation))));
-    let holder = HolderRecord {
+    w.core.adopt_shared(of_image().uuid, (Some(holder_of(generation)), None), BASE);
+    w.claimed();
+    assert_eq!(w.answer(one, 2).unwrap().generation(), generation);
+    assert_eq!(w.open(other, 2, exclusive(V)).unwrap().status, Status::InUse);
+    let unknown = OpenRequest { name: Name::new("unknown").unwrap(), ..exclusive(V) };
+    assert_eq!(w.open(other, 3, unknown).unwrap().status, Status::NoSuchVolume);
+}
+
+fn holder_of(generation: Generation) -> HolderRecord {
+    HolderRecord {
         volume: of_image().uuid,
         generation,
         mode: AccessMode::Exclusive,
         host: HostId([1; 16]),
         host_name: host_name(1),
         present: true,
-    };
-    w.core.adopt_shared(of_image().uuid, (Some(holder), None), BASE);
+    }
+}
+
+/// The owner was fenced, and the holder may have gone back to it.
+#[test]
+fn no_other_host_gets_a_volume_while_a_former_owner_may_answer_its_holder() {
+    let (mut w, generation) = (member(), Generation(7));
+    let (holder, other) = (w.session(1), w.session(2));
+    assert_eq!(w.open(holder, 1, returning(V, generation)), None);
+    w.core.adopt_shared(of_image().uuid, (Some(holder_of(generation)), None), BASE);
+    w.core.keep_for_holder(VolumeIndex(V), w.now + Duration::from_secs(11));
     w.claimed();
-    assert_eq!(w.answer(one, 2).unwrap().generation(), generation);
-    assert_eq!(w.open(other, 2, exclusive(V)).unwrap().status, Status::InUse);
-    let unknown = OpenRequest { name: Name::new("unknown").unwrap(), ..exclusive(V) };
-    assert_eq!(w.open(other, 3, unknown).unwrap().status, Status::NoSuchVolume);
+    assert_eq!(w.answer(holder, 1).unwrap().generation(), generation);
+    assert_eq!(w.open(other, 1, taking_over(V)), None);
+    w.pass(Duration::from_secs(10));
+    assert_eq!(w.answer(other, 1), None, "the former owner may answer the holder");
+    assert_eq!(w.open(holder, 2, returning(V, generation)).unwrap().generation(), generation);
+    w.pass(Duration::from_secs(1));
+    w.bury_the_dying();
+    assert_eq!(w.answer(other, 1).unwrap().generation(), Generation(generation.0 + 1));
+    let holder = w.session(1);
+    assert_eq!(w.open(holder, 1, returning(V, generation)).unwrap().status, Status::Fenced);
+}
+
+/// Another member may be the owner: then the record cannot be written.
+#[test]
+fn a_host_that_comes_back_to_a_member_waits_for_the_record() {
+    let (mut w, generation) = (member(), Generation(7));
+    let link = w.session(1);
+    assert_eq!(w.open(link, 1, returning(V, generation)), None);
+    w.core.adopt_shared(of_image().uuid, (Some(holder_of(generation)), None), BASE);
+    w.claimed();
+    assert_eq!(w.answer(link, 1).unwrap().generation(), generation);
+    w.slow_disk = true;
+    assert_eq!(w.open(link, 2, returning(V, generation)), None, "nothing changes in the record");
+    w.write_all();
+    assert_eq!(w.answer(link, 2).unwrap().generation(), generation);
+    // A target in no group is the only one, and has nothing to prove.
+    let first = w.session(2);
+    w.slow_disk = false;
+    let generation = w.open(first, 1, exclusive(0)).unwrap().generation();
+    w.slow_disk = true;
+    assert_eq!(w.open(first, 2, returning(0, generation)).unwrap().generation(), generation);
+}
+
+/// The process of a mount dies while the record is written, and the next one comes back.
+#[test]
+fn a_holder_that_is_cut_off_during_its_open_keeps_the_volume_for_a_lease() {
+    let (mut w, generation) = (member(), Generation(7));
+    let (holder, other) = (w.session(1), w.session(2));
+    assert_eq!(w.open(holder, 1, returning(V, generation)), None);
+    w.core.adopt_shared(of_image().uuid, (Some(holder_of(generation)), None), BASE);
+    w.slow_disk = true;
+    w.claimed();
+    assert_eq!(w.answer(holder, 1), None, "the record is being written");
+    w.bury(holder);
+    w.slow_disk = false;
+    w.write_all();
+    assert_eq!(w.open(other, 1, exclusive(V)).unwrap().status, Status::InUse);
+    let again = w.session(1);
+    assert_eq!(w.open(again, 1, returning(V, generation)).unwrap().generation(), generation);
+    w.bury(again);
+    w.pass(LEASE + Duration::from_secs(1));
+    assert!(w.open(other, 2, exclusive(V)).unwrap().generation() > generation);
 }
 
 /// A host that has not held the volume waits for the end of a dead owner, and the holder comes.

@@ -735,12 +735,12 @@ fn the_holder_does_not_wait_for_the_claim_of_a_host_that_may_not_have_the_image(
 
 /// A former owner answers from its cache until it notices that nothing proves its lock.
 #[test]
-fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_owner_unproven() {
+fn a_former_owner_may_answer_after_a_fence_and_only_the_holder_if_that_one_came_back() {
     let returns = Wish::Return(HostId([1; 16]), Generation(3));
-    for (wish, holder, is_unproven) in [
-        (Wish::TakeOver, None, true),
-        (returns, Some(AccessMode::Shared), true),
-        (returns, Some(AccessMode::Exclusive), false),
+    for (wish, holder, former) in [
+        (Wish::TakeOver, None, FormerHosts::All),
+        (returns, Some(AccessMode::Shared), FormerHosts::All),
+        (returns, Some(AccessMode::Exclusive), FormerHosts::Holder),
     ] {
         let seen = || Event::Seen(note("x"), Some("x".to_owned()));
         let mut claim = claim(wish, true);
@@ -752,7 +752,7 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
         if claim.next(Event::Swapped(true)) == Act::ReadHolder {
             assert!(matches!(claim.next(Event::Holder(holder)), Act::End(Outcome::Owned(_))));
         }
-        assert_eq!(claim.is_unproven(), is_unproven, "{wish:?} {holder:?}");
+        assert_eq!(claim.former(), former, "{wish:?} {holder:?}");
     }
     // The cluster has dropped a dead owner, or one that the cluster did not reach.
     let mut dropped = claim(Wish::Idle, true);
@@ -764,13 +764,15 @@ fn only_after_a_fence_and_for_other_hosts_than_the_one_that_came_back_is_the_own
     dropped.next(Event::Locked(Some("y".to_owned())));
     let act = dropped.next(Event::Seen(note("x"), Some("y".to_owned())));
     assert_eq!(act, Act::Fence("x".to_owned()));
-    assert!(matches!(dropped.next(Event::Fenced), Act::Swap(..)) && dropped.is_unproven());
+    assert!(matches!(dropped.next(Event::Fenced), Act::Swap(..)));
+    assert_eq!(dropped.former(), FormerHosts::All);
     // It was given back.
     let mut free = claim(Wish::TakeOver, true);
     assert_eq!(free.next(Event::Seen(note(""), None)), Act::Lock);
     free.next(Event::Locked(Some("y".to_owned())));
     assert_eq!(free.next(Event::Seen(note(""), Some("y".to_owned()))), Act::NewestMap);
-    assert!(matches!(free.next(Event::HasMap), Act::Swap(..)) && !free.is_unproven());
+    assert!(matches!(free.next(Event::HasMap), Act::Swap(..)));
+    assert_eq!(free.former(), FormerHosts::Nobody);
 }
 
 /// A new owner has other hosts, perhaps, than the one whose record was read.
@@ -798,7 +800,11 @@ fn the_record_at_the_end_decides_whether_a_former_owner_may_answer_others() {
         taken(&mut claim);
         assert_eq!(claim.next(Event::Swapped(true)), Act::ReadHolder);
         assert!(matches!(claim.next(Event::Holder(last)), Act::End(Outcome::Owned(_))));
-        assert_eq!(claim.is_unproven(), last != Some(AccessMode::Exclusive), "{last:?}");
+        let former = match last {
+            Some(AccessMode::Exclusive) => FormerHosts::Holder,
+            _ => FormerHosts::All,
+        };
+        assert_eq!(claim.former(), former, "{last:?}");
     }
 }
 
@@ -816,7 +822,7 @@ fn a_record_that_cannot_be_read_at_the_end_costs_a_wait_and_not_the_image() {
     assert_eq!(claim.next(Event::Swapped(true)), Act::ReadHolder);
     let event = claim.despite_failure().expect("the claim goes on");
     assert!(matches!(claim.next(event), Act::End(Outcome::Owned(_))));
-    assert!(claim.is_unproven());
+    assert_eq!(claim.former(), FormerHosts::All);
 }
 
 #[test]
