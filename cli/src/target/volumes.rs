@@ -34,12 +34,19 @@ pub(crate) fn volume(command: &VolumeCommand, output: Output) -> anyhow::Result<
 }
 
 fn hand_over(args: &VolumeMoveArgs, output: Output) -> anyhow::Result<Exit> {
-    let ask = Ask::MoveVolume { name: args.name.clone() };
-    let Response::Done = asked(&socket_of(&args.running)?, ask)? else {
+    let VolumeMoveArgs { name, to, running } = args;
+    let ask = match to.clone() {
+        Some(to) => Ask::MoveVolumeTo { name: name.clone(), to },
+        None => Ask::MoveVolume { name: name.clone() },
+    };
+    let Response::Done = asked(&socket_of(running)?, ask)? else {
         return Err(not_understood());
     };
-    let told = || format!("{} is handed over: its host goes to another member\n", args.name);
-    output.answer(&serde_json::json!({ "name": args.name, "moved": true }), told)?;
+    let told = || match to {
+        Some(to) => format!("{name} is served by member {to}\n"),
+        None => format!("{name} is handed over: its host goes to another member\n"),
+    };
+    output.answer(&serde_json::json!({ "name": name, "moved": true, "to": to }), told)?;
     Ok(Exit::Ok)
 }
 

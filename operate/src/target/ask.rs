@@ -113,6 +113,13 @@ pub enum Ask {
         /// The volume's name.
         name: String,
     },
+    /// Move a volume to a member of the group.
+    MoveVolumeTo {
+        /// The volume's name.
+        name: String,
+        /// The name of the member.
+        to: String,
+    },
     /// Follow the commands of a volume that take long: one `Done`, then one
     /// [`TraceLine`](crate::target::trace_line::TraceLine) per line until the client goes.
     Trace {

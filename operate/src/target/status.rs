@@ -196,14 +196,18 @@ pub struct AwayStatus {
     /// Another member of the group serves it: that is no fault.
     #[serde(default)]
     pub elsewhere: bool,
+    /// It was handed over, and no member serves it.
+    #[serde(default)]
+    pub handed_over: bool,
 }
 
 impl fmt::Display for AwayStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, why, elsewhere } = self;
-        match elsewhere {
-            true => write!(f, "volume `{name}` is not here: {why}"),
-            false => {
+        let Self { name, why, elsewhere, handed_over } = self;
+        match (elsewhere, handed_over) {
+            (true, _) => write!(f, "volume `{name}` is not here: {why}"),
+            (false, true) => write!(f, "volume `{name}` is not served: {why}"),
+            (false, false) => {
                 write!(f, "volume `{name}` is not served: {why}. Then `rblk-target reload` adds it")
             }
         }

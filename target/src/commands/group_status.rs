@@ -1,7 +1,9 @@
 //! `rblk-target group status`: who owns the images of a group of targets, and who holds their
 //! volumes, as the cluster has it. So any member can tell, also while its target does not run.
 
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
 use std::time::SystemTime;
 
 use rblk_config::{BackingConfig, Exit, ImageName, TargetConfig};
@@ -98,7 +100,8 @@ pub fn group_status(path: &Path, output: Output) -> anyhow::Result<Exit> {
         );
         return Err(Refusal::senseless(text).into());
     }
-    let (mut loaded, mut failure) = (Vec::new(), None);
+    let (looks, lookers) = look_at_all(&volumes);
+    let mut failure = None;
     let mut report = GroupReport {
         name: config.name.clone(),
         member: config.member.clone(),
@@ -106,25 +109,23 @@ pub fn group_status(path: &Path, output: Output) -> anyhow::Result<Exit> {
         fenced: Vec::new(),
         fenced_errors: Vec::new(),
     };
-    for (name, image, place) in volumes {
+    for ((name, image, _), look) in volumes.into_iter().zip(looks) {
         let shown = image.to_string();
-        report.volumes.push(match seen(&mut loaded, &place, &image) {
+        report.volumes.push(match look {
             Ok(look) => of_look(name, shown, look),
-            Err(error) => {
-                let error = anyhow::Error::from(StoreError::from(error));
-                let text = said_once(error.as_ref());
+            Err(UnseenImage { text, exit }) => {
                 output.aside(format_args!("rblk-target: volume `{name}`: {text}"));
-                failure.get_or_insert(crate::daemon::targetd_exit::exit_of(&error));
+                failure.get_or_insert(exit);
                 GroupVolume { name, image: shown, error: Some(text), ..GroupVolume::default() }
             }
         });
     }
     let now = SystemTime::now();
-    for (_, looker, image) in &loaded {
+    for (looker, image) in &lookers {
         let listed = looker.fenced(image).map_err(|error| {
-            let error = anyhow::Error::from(StoreError::from(error));
-            failure.get_or_insert(crate::daemon::targetd_exit::exit_of(&error));
-            said_once(error.as_ref())
+            let UnseenImage { text, exit } = error.into();
+            failure.get_or_insert(exit);
+            text
         });
         report.add_fenced(listed, now);
     }
@@ -132,19 +133,84 @@ pub fn group_status(path: &Path, output: Output) -> anyhow::Result<Exit> {
     Ok(failure.unwrap_or(Exit::Ok))
 }
 
-/// What the cluster knows of an image. Each cluster and user has one client.
-fn seen(
-    lookers: &mut Vec<(ClusterPlace, GroupLooker, ImageName)>,
-    place: &ClusterPlace,
-    image: &ImageName,
-) -> Result<GroupLook, ImageError> {
-    if let Some((_, looker, _)) = lookers.iter().find(|(known, ..)| known == place) {
-        return looker.look(image);
+/// Why a cluster does not tell.
+#[derive(Clone)]
+struct UnseenImage {
+    text: String,
+    exit: Exit,
+}
+
+impl From<ImageError> for UnseenImage {
+    fn from(error: ImageError) -> Self {
+        let error = anyhow::Error::from(StoreError::from(error));
+        let exit = crate::daemon::targetd_exit::exit_of(&error);
+        Self { text: said_once(error.as_ref()), exit }
     }
-    let looker = GroupLooker::connect(place, image)?;
-    let look = looker.look(image);
-    lookers.push((place.clone(), looker, image.clone()));
-    look
+}
+
+impl UnseenImage {
+    /// The same of another image.
+    fn of(&self, (known, image): (&ImageName, &ImageName)) -> Self {
+        let text = self.text.replacen(&known.to_string(), &image.to_string(), 1);
+        Self { text, exit: self.exit }
+    }
+}
+
+/// A volume on an image.
+type GroupImage = (String, ImageName, ClusterPlace);
+/// A client of a cluster, with one of its images.
+type SeenBy = (GroupLooker, ImageName);
+/// What a cluster knows of an image.
+type ImageLook = Result<GroupLook, UnseenImage>;
+
+/// What the clusters know of the images, in their order. Each cluster and user has one client, and
+/// all are asked side by side: one that does not answer delays no other.
+fn look_at_all(volumes: &[GroupImage]) -> (Vec<ImageLook>, Vec<SeenBy>) {
+    let mut users: Vec<Vec<(usize, &GroupImage)>> = Vec::new();
+    for numbered @ (_, (.., place)) in volumes.iter().enumerate() {
+        match users.iter_mut().find(|user| user[0].1.2 == *place) {
+            Some(user) => user.push(numbered),
+            None => users.push(vec![numbered]),
+        }
+    }
+    let (mut looks, mut lookers) = (Vec::new(), Vec::new());
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            users.iter().map(|images| scope.spawn(|| look_by_one(images))).collect();
+        for thread in threads {
+            let (looked, looker) = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            looks.extend(looked);
+            lookers.extend(looker);
+        }
+    });
+    looks.sort_by_key(|(at, _)| *at);
+    (looks.into_iter().map(|(_, look)| look).collect(), lookers)
+}
+
+/// The same of the images of one user of a cluster.
+fn look_by_one(images: &[(usize, &GroupImage)]) -> (Vec<(usize, ImageLook)>, Option<SeenBy>) {
+    let Some((_, (_, first, place))) = images.first() else { return (Vec::new(), None) };
+    let looker = match GroupLooker::connect(place, first).map_err(UnseenImage::from) {
+        Ok(looker) => looker,
+        Err(error) => {
+            let of =
+                |(at, (_, image, _)): &(usize, &GroupImage)| (*at, Err(error.of((first, image))));
+            return (images.iter().map(of).collect(), None);
+        }
+    };
+    let looks = thread::scope(|scope| {
+        let begin = |(at, (_, image, _)): &(usize, &'_ GroupImage)| {
+            let looker = &looker;
+            let image = image.clone();
+            (*at, scope.spawn(move || looker.look(&image).map_err(UnseenImage::from)))
+        };
+        let threads: Vec<_> = images.iter().map(begin).collect();
+        let ended = threads
+            .into_iter()
+            .map(|(at, thread)| (at, thread.join().unwrap_or_else(|panic| resume_unwind(panic))));
+        ended.collect()
+    });
+    (looks, Some((looker, first.clone())))
 }
 
 fn of_look(name: String, image: String, look: GroupLook) -> GroupVolume {
@@ -255,6 +321,14 @@ mod tests {
             ..GroupVolume::default()
         }];
         GroupReport { name, member, volumes, fenced: Vec::new(), fenced_errors: Vec::new() }
+    }
+
+    #[test]
+    fn a_cluster_that_cannot_be_reached_is_told_for_each_image() {
+        let text = "rbd/v: no monitor answers within 10 s".to_owned();
+        let (v, w): (ImageName, ImageName) = ("rbd/v".parse().unwrap(), "rbd/w".parse().unwrap());
+        let other = UnseenImage { text, exit: Exit::Failure }.of((&v, &w));
+        assert_eq!(other.text, "rbd/w: no monitor answers within 10 s");
     }
 
     #[test]

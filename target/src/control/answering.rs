@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use rblk_operate::target::events::EventsReport;
 use rblk_operate::target::refusal::Refusal;
-
+use rblk_protocol::Name;
 use tokio::sync::oneshot;
 
 use super::core::{Core, OrderError, VolumeChange};
+use super::moves::{MoveReply, TakeReply};
 use super::observe::past::PastReport;
 use super::observe::place_watch::Asker;
 use super::observe::summary;
@@ -18,7 +19,11 @@ use super::requests::predecessor::Agreed;
 use super::volumes::ChangeOutcome;
 use super::volumes::change_files::ChangeFiles;
 use super::{Control, Description, ToControl};
+use crate::store::rbd::image_claim::Wish;
 use crate::volume::ids::VolumeIndex;
+
+/// Why a volume stays.
+const ALONE: &str = "a group has a `member` name for each target, and images of a Ceph cluster";
 
 impl Control {
     pub(super) fn on_request(&mut self, request: ToControl) {
@@ -74,7 +79,10 @@ impl Control {
                 self.change(*change, (files, alone), reply);
             }
             ToControl::HandOver(name, reply) => self.hand_over(&name, reply),
-            ToControl::VolumesOfFiles(volumes, reply) => self.configure_others(volumes, reply),
+            ToControl::MoveTo(name, to, reply) => self.move_to(&name, to, reply),
+            ToControl::VolumesOfFiles(volumes, unopened, reply) => {
+                self.configure_others(volumes, unopened, reply);
+            }
             ToControl::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(close_to_others(&name, which, close, &mut self.core));
             }
@@ -111,6 +119,27 @@ impl Control {
         self.volumes.change((change, files, alone), &mut self.core, parts, reply);
     }
 
+    /// Moves a volume to a member, and answers when that one serves it.
+    fn move_to(&mut self, name: &str, to: String, reply: MoveReply) {
+        // An error means that the client is gone.
+        let refuse = |reply: MoveReply, why: String| drop(reply.send(Err(why)));
+        if !self.claims.is_member() {
+            return refuse(reply, format!("{name} is not moved: {ALONE}"));
+        }
+        if self.moves.member() == Some(&*to) {
+            return self.take(name, (None, Wish::Order(None)), TakeReply::Client(reply));
+        }
+        let Ok(named) = Name::new(name) else {
+            return refuse(reply, format!("there is no volume {name} here"));
+        };
+        let config =
+            self.running.volume(name).ok().filter(|_| self.core.volume_named(name).is_some());
+        match config.or_else(|| self.claims.other(named)) {
+            Some(config) => self.moves.order((named, config), to, reply),
+            None => refuse(reply, format!("there is no volume {name} here")),
+        }
+    }
+
     /// Hands a volume over, and answers when that is done.
     fn hand_over(&mut self, name: &str, reply: oneshot::Sender<Result<(), String>>) {
         let volume = self.core.volume_named(name).map(|volume| (volume.index, volume.name));
@@ -118,10 +147,9 @@ impl Control {
         // An error means that the client is gone.
         match (volume, image.is_some() && self.claims.is_member()) {
             (None, _) => drop(reply.send(Err(format!("there is no volume {name} here")))),
-            (Some(_), false) => drop(reply.send(Err(format!(
-                "{name} is served by this target alone: a group has a `member` name for each target, and images of a Ceph \
-                 cluster"
-            )))),
+            (Some(_), false) => {
+                drop(reply.send(Err(format!("{name} is served by this target alone: {ALONE}"))))
+            }
             (Some((_, name)), true) => {
                 self.claims.order(name, reply, Instant::now());
             }

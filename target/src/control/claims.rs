@@ -232,6 +232,11 @@ impl Claims {
         self.member.is_some()
     }
 
+    /// The configuration of a volume of the group that this member does not serve.
+    pub(super) fn other(&self, name: Name) -> Option<&VolumeConfig> {
+        self.others.get(&name)
+    }
+
     /// The volumes of the group that this member does not serve.
     pub(super) fn others(&self) -> impl Iterator<Item = Name> {
         self.others.keys().copied()

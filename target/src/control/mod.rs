@@ -14,6 +14,7 @@
 //! | [`RunningConfig`] | the configuration now |
 //! | [`Persister`] | the records for the next run |
 //! | [`Claims`] | the images of a group that are taken and handed over |
+//! | [`Moves`] | the volumes of a group that go to a member that a person names |
 //! | [`EventLog`], [`PlaceWatch`], [`VolumeRates`], [`Sampling`], [`Traces`] | what people see |
 //! | [`Ends`], [`Upgrades`] | the end of the run, and the program that follows |
 
@@ -24,6 +25,7 @@ pub mod core;
 pub(crate) mod ends;
 mod groups;
 pub mod hand_over;
+mod moves;
 pub mod observe;
 pub mod peers;
 mod persist;
@@ -57,7 +59,10 @@ use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup, VolumeStep
 use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{RecordOutcome, StateDirectory};
-use crate::store::rbd::image_claim::AskAnswer;
+use crate::store::rbd::ImageError;
+use crate::store::rbd::calls::member_calls::TakeCall;
+use crate::store::rbd::image_claim::{AskAnswer, Wish};
+use crate::store::rbd::owner_question::Ask;
 use crate::store::{OpenStore, StoreIdentity};
 use crate::volume::Volume;
 use crate::volume::ids::{SessionIndex, VolumeIndex};
@@ -72,6 +77,7 @@ use connect::file_room::FileRoom;
 use connect::reception::Reception;
 use ends::{EndReply, Ends, RunEnd, is_clean};
 use groups::Groups;
+use moves::{JUST_MOVED, MoveNews, Moves, NO_ORDER, TakeReply};
 use observe::event_log::{EventLog, name_of};
 use observe::past::PastReport;
 use observe::place_watch::PlaceWatch;
@@ -88,7 +94,12 @@ use volumes::lost_images::LostImage;
 use volumes::{ChangeOutcome, VolumeNews, Volumes};
 
 /// Why a volume of the group is not served any more.
-const HANDED_OVER: &str = "another member of this target serves it: it was handed over";
+fn handed_over(name: &str) -> String {
+    format!(
+        "it was handed over, and no member is known to have taken it: a member takes it when a host comes to it, or by \
+         `rblk-target volume move {name} --to MEMBER`"
+    )
+}
 
 const NOT_HAD: &str =
     "it could not be opened at the reload: another member of this target may serve it";
@@ -163,9 +174,11 @@ pub(crate) enum ToControl {
     /// Hand a volume over to another member of the group. The reply comes when nothing of it is
     /// left here.
     HandOver(String, oneshot::Sender<Result<(), String>>),
-    /// The volumes of the configuration as it was read again, after all changes. The reply comes
-    /// when those of the group are known.
-    VolumesOfFiles(Vec<VolumeConfig>, oneshot::Sender<()>),
+    /// Move a volume to the member of this name. The reply comes when that one serves it.
+    MoveTo(String, String, oneshot::Sender<Result<(), String>>),
+    /// The volumes of the configuration as it was read again, after all changes, and those that
+    /// could not be opened. The reply comes when those of the group are known.
+    VolumesOfFiles(Vec<VolumeConfig>, Vec<AwayVolume>, oneshot::Sender<()>),
     /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
         /// Its name.
@@ -211,6 +224,7 @@ pub(crate) struct Control {
     reception: Reception,
     volumes: Volumes,
     claims: Claims,
+    moves: Moves,
     running: RunningConfig,
     persister: Persister,
     events: EventLog,
@@ -308,6 +322,7 @@ impl Control {
             reception: Reception::new(house, ack_timeout, devices, files),
             volumes: Volumes::new(count, parts.backings, notes, parts.places),
             claims: Claims::new(name, &running, parts.others),
+            moves: Moves::new(name, running.member.clone()),
             persister,
             events: EventLog::default(),
             watch: PlaceWatch::new(probe, Some("/".into())),
@@ -376,10 +391,8 @@ impl Control {
                     self.reception.on_news(news, &mut self.core, &mut self.groups);
                 }
                 Some(news) = self.claims.next() => self.on_claim(news),
-                Some(news) = self.volumes.next() => match news {
-                    VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
-                    VolumeNews::Lost(lost) => self.on_image_lost(lost),
-                },
+                Some(news) = self.moves.next() => self.on_move(news),
+                Some(news) = self.volumes.next() => self.on_volume(news),
                 looked = self.watch.next() => {
                     let told = (&self.core, &mut self.events);
                     self.watch.on_looked(looked, self.volumes.backings(), told);
@@ -431,6 +444,8 @@ impl Control {
         for (volume, store) in self.volumes.backings() {
             self.claims.listen_to(*volume, store);
         }
+        let others = self.claims.others().filter_map(|name| self.claims.other(name));
+        self.moves.listen(self.running.get().volumes.iter().chain(others));
         self.upgrades.ready(now + self.core.sessions().lease());
         self.upgrades.tell(&mut self.events);
         self.watch.look_at_stores(self.volumes.backings());
@@ -528,8 +543,7 @@ impl Control {
     }
 
     fn carry_out_one(&mut self, effect: Effect) {
-        let Self { core, groups, reception, volumes, running, persister, events, claims, .. } =
-            self;
+        let Self { core, groups, reception, volumes, persister, events, claims, .. } = self;
         match effect {
             Effect::Reply { to, tag, status, value, payload } => {
                 let connection = to.connection;
@@ -577,21 +591,27 @@ impl Control {
             }
             Effect::GiveUpStep => volumes.give_up_step(),
             Effect::GivenUp(why) => volumes.go_without_store(&why, groups, events),
-            Effect::Altered(result) => {
-                let begun = volumes.changed(result, core, groups, (running, persister));
-                if let Some((name, volume)) = begun
-                    && let Some(store) = volumes.backing(volume)
-                {
-                    claims.begins(name, volume, store);
-                }
-                // Before any other change.
-                volumes.end_lost(core, (running, persister));
-            }
+            Effect::Altered(result) => self.altered(result),
             Effect::StopGroups => {
                 reception.end_all();
                 groups.stop();
             }
         }
+    }
+
+    /// A change of a volume has ended.
+    fn altered(&mut self, result: Result<(), String>) {
+        let Self { core, groups, volumes, running, persister, claims, moves, .. } = self;
+        let begun = volumes.changed(result, core, groups, (running, persister));
+        if let Some((name, volume)) = begun
+            && let Some(store) = volumes.backing(volume)
+        {
+            claims.begins(name, volume, store);
+            moves.found(name);
+            moves.listen(running.volume(name.as_str()));
+        }
+        // Before any other change.
+        volumes.end_lost(core, (running, persister));
     }
 
     fn on_group(&mut self, message: FromGroup) {
@@ -659,6 +679,13 @@ impl Control {
         }
     }
 
+    fn on_volume(&mut self, news: VolumeNews) {
+        match news {
+            VolumeNews::StoreDone(done) => self.volumes.on_store_done(done, &mut self.core),
+            VolumeNews::Lost(lost) => self.on_image_lost(lost),
+        }
+    }
+
     /// Another client has the image of a volume: its hosts get nothing more from here.
     fn on_image_lost(&mut self, (volume, why): LostImage) {
         // Also of a volume that was removed by force: ops of it are held until this is known.
@@ -686,12 +713,18 @@ impl Control {
 
     /// The volumes of the configuration were read again. Those of the group that this member does
     /// not serve can be claimed, and no others.
-    fn configure_others(&mut self, volumes: Vec<VolumeConfig>, known: oneshot::Sender<()>) {
+    fn configure_others(
+        &mut self,
+        volumes: Vec<VolumeConfig>,
+        mut unopened: Vec<AwayVolume>,
+        known: oneshot::Sender<()>,
+    ) {
         // An error means that the client is gone.
         let _ = known.send(());
         if !self.claims.is_member() {
             return;
         }
+        self.moves.listen(&volumes);
         let is_other = |volume: &VolumeConfig| {
             volume.image.is_some() && self.core.volume_named(&volume.name).is_none()
         };
@@ -706,7 +739,9 @@ impl Control {
             !is_gone(&away.name) || names.iter().any(|name| name.as_str() == away.name)
         });
         for name in names.difference(&before) {
-            self.is_away(AwayVolume::new(name, NOT_HAD));
+            let of_name = |away: &AwayVolume| away.name == name.as_str();
+            let found = unopened.iter().position(of_name).map(|at| unopened.swap_remove(at));
+            self.is_away(found.unwrap_or_else(|| AwayVolume::new(name, NOT_HAD)));
         }
     }
 
@@ -722,9 +757,7 @@ impl Control {
             ClaimNews::Asked(volume, ticket, ask) => {
                 let name = name_of(volume, &self.core);
                 let named = name.as_deref().and_then(|name| Name::new(name).ok());
-                let is_yielding = named.is_some_and(|name| self.claims.is_yielding(name));
-                let busy = self.volumes.long_change(LONG_CHANGE).filter(|_| !is_yielding);
-                let (answer, why) = answer_to(&ask, volume, &self.core, busy);
+                let (answer, why) = self.answer_ask(&ask, volume, named);
                 tracing::info!(
                     volume = name,
                     asks = ask.member,
@@ -737,11 +770,96 @@ impl Control {
                 }
                 match (answer, named) {
                     (AskAnswer::HandsOver, Some(name)) => self.claims.yield_soon(name),
+                    (AskAnswer::Stays, Some(name)) if self.moves.has_orders(name) => {}
                     (AskAnswer::Stays, Some(name)) => self.claims.refuses(name),
                     (_, None) => {}
                 }
             }
         }
+    }
+
+    /// Whether this member hands a volume over to the one that asks, or the reason to stay.
+    fn answer_ask(
+        &self,
+        ask: &Ask,
+        volume: VolumeIndex,
+        named: Option<Name>,
+    ) -> (AskAnswer, Option<String>) {
+        let stays = |why: &str| (AskAnswer::Stays, Some(why.to_owned()));
+        let is_yielding = named.is_some_and(|name| self.claims.is_yielding(name));
+        let busy = self.volumes.long_change(LONG_CHANGE).filter(|_| !is_yielding);
+        match (ask.order, named) {
+            (Some(order), Some(name)) if !self.moves.has_order(name, order) => stays(NO_ORDER),
+            (Some(_), _) => busy.map_or((AskAnswer::HandsOver, None), |busy| stays(&busy)),
+            (None, Some(name))
+                if !ask.take_over && self.moves.is_moved_here(name, Instant::now()) =>
+            {
+                stays(JUST_MOVED)
+            }
+            (None, _) => answer_to(ask, volume, &self.core, busy),
+        }
+    }
+
+    fn on_move(&mut self, news: MoveNews) {
+        match news {
+            MoveNews::Told(from, take, reply) => {
+                let TakeCall { volume, image, order } = take;
+                tracing::info!(
+                    volume,
+                    from,
+                    order,
+                    "another member tells this one to take a volume"
+                );
+                self.take(&volume, (Some(&image), Wish::Order(Some(order))), reply);
+            }
+            MoveNews::Ended(name, result, reply) => {
+                self.moves.order_ended(name);
+                if let Err(why) = &result {
+                    tracing::warn!(volume = %name, why, "a volume is not moved");
+                }
+                // An error means that the client is gone.
+                let _ = reply.send(result);
+            }
+            MoveNews::Found(name, image, note) => {
+                self.moves.found(name);
+                let is_sought = |away: &AwayVolume| away.name == name.as_str() && away.handed_over;
+                if self.description.away.iter().any(is_sought) {
+                    let (image, member, addresses) =
+                        (image.to_string(), note.member, note.addresses);
+                    let owned = ImageError::Elsewhere { image, member, addresses, why: None };
+                    self.is_away(AwayVolume::elsewhere(name, owned.to_string()));
+                }
+            }
+        }
+    }
+
+    /// This member is to take a volume from the one that serves it. `image`: the one that the
+    /// volume must have.
+    pub(in crate::control) fn take(
+        &mut self,
+        name: &str,
+        (image, wish): (Option<&str>, Wish),
+        reply: TakeReply,
+    ) {
+        let own = self.moves.member().unwrap_or_default();
+        let named = Name::new(name).ok();
+        let config = named.and_then(|name| Some((name, self.claims.other(name)?)));
+        let why = match config {
+            _ if self.core.volume_named(name).is_some() => {
+                format!("member `{own}` serves {name} already")
+            }
+            None => format!("member `{own}` has no volume {name}, or not on an image"),
+            Some((_, VolumeConfig { image: Some(its), .. }))
+                if image.is_some_and(|it| it != its) =>
+            {
+                format!("the volume {name} of member `{own}` is on another image, {its}")
+            }
+            Some((name, _)) => {
+                self.moves.take(name, reply);
+                return self.claims.begin(name, wish);
+            }
+        };
+        self.moves.reply(reply, Err(why));
     }
 
     /// Begins the next change for the group, if no other one is under way, and tells the end of the
@@ -753,8 +871,11 @@ impl Control {
                     self.claim_ended(name, result.map_err(|why| AwayVolume::new(name, why)));
                 }
                 EndedChange::Yielded(name, Ok(())) => {
-                    tracing::info!(volume = %name, "a volume is handed over to another member");
-                    self.is_away(AwayVolume::elsewhere(name, HANDED_OVER));
+                    tracing::info!(volume = %name, "a volume is handed over");
+                    self.is_away(AwayVolume::handed_over(name, handed_over(name.as_str())));
+                    if let Some(config) = self.claims.other(name) {
+                        self.moves.seek_owner(name, config);
+                    }
                 }
                 EndedChange::Yielded(name, Err(why)) => {
                     tracing::error!(volume = %name, why, "a volume is not handed over");
@@ -830,7 +951,9 @@ impl Control {
                 self.is_away(away.clone());
             }
         }
-        self.core.claim_ended(name, &result.map_err(|away| away.why));
+        let result = result.map_err(|away| away.why);
+        self.moves.claim_ended(name, &result, Instant::now());
+        self.core.claim_ended(name, &result);
     }
 
     fn is_away(&mut self, volume: AwayVolume) {

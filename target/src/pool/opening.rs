@@ -85,17 +85,24 @@ pub(crate) struct AwayVolume {
     pub why: String,
     /// Another member of the group serves it: that is no fault.
     pub elsewhere: bool,
+    /// It was handed over, and no member is known to serve it.
+    pub handed_over: bool,
 }
 
 impl AwayVolume {
     /// A volume that is away for this reason, a fault.
     pub(crate) fn new(name: impl ToString, why: impl Into<String>) -> Self {
-        Self { name: name.to_string(), why: why.into(), elsewhere: false }
+        Self { name: name.to_string(), why: why.into(), elsewhere: false, handed_over: false }
     }
 
     /// A volume that another member of the group serves.
     pub(crate) fn elsewhere(name: impl ToString, why: impl Into<String>) -> Self {
         Self { elsewhere: true, ..Self::new(name, why) }
+    }
+
+    /// A volume that was handed over, and that no member is known to serve.
+    pub(crate) fn handed_over(name: impl ToString, why: impl Into<String>) -> Self {
+        Self { handed_over: true, ..Self::new(name, why) }
     }
 
     /// A volume that could not be opened.
@@ -175,7 +182,7 @@ pub(crate) fn open_right_ones(
     }
     let told = |(volume, error): (&VolumeConfig, anyhow::Error)| {
         let away = AwayVolume::unopened(&volume.name, &error);
-        let AwayVolume { name, why, elsewhere } = &away;
+        let AwayVolume { name, why, elsewhere, .. } = &away;
         match elsewhere {
             true => tracing::info!(volume = name, why, "another member serves a volume"),
             false => tracing::error!(

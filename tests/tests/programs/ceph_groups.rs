@@ -1,6 +1,6 @@
-//! Two members of a group over a real Ceph cluster: a program that knows both compares all that it
-//! reads with a model, while the member that serves it is killed, stopped and continued, and hands
-//! over.
+//! Members of a group over a real Ceph cluster: a program that knows all of them compares all
+//! that it reads with a model, while the member that serves it is killed, stopped and continued,
+//! and hands over.
 //!
 //! The program is `rblk-client`: a mount without a block device. Each test makes a cluster of its
 //! own on loopback.
@@ -29,21 +29,26 @@ const BLOCKS: usize = 1024;
 /// client, and a damped member waits for that.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Two members, A and B, and their cluster.
+/// Members, A and B and perhaps C, and their cluster.
 struct Group {
-    members: [Target; 2],
+    members: Vec<Target>,
     // Their directories and arguments.
-    places: [(PathBuf, String); 2],
+    places: Vec<(PathBuf, String)>,
     // Dropped after the members.
     cluster: CephCluster,
 }
 
 impl Group {
-    /// A group with the image `rbd/v` as the volume `v`, which A serves.
+    /// A group of A and B with the image `rbd/v` as the volume `v`, which A serves.
     fn start(cache: &str) -> Self {
+        Self::start_with(&["a", "b"], cache)
+    }
+
+    /// The same with these members.
+    fn start_with(members: &[&str], cache: &str) -> Self {
         let cluster = CephCluster::start("bluestore", 1);
         cluster.run("rbd create --size 4M rbd/v");
-        let places = ["a", "b"].map(|member| {
+        let place = |member: &&str| {
             let directory = cluster.directory().join(member);
             std::fs::create_dir(&directory).unwrap();
             let (file, conf) = (directory.join("target.toml"), cluster.conf());
@@ -54,10 +59,12 @@ impl Group {
             );
             std::fs::write(&file, text).unwrap();
             (directory, file.display().to_string())
-        });
+        };
+        let places: Vec<_> = members.iter().map(place).collect();
         let members = places
-            .each_ref()
-            .map(|(directory, file)| Target::start(directory, &["--config", file]));
+            .iter()
+            .map(|(directory, file)| Target::start(directory, &["--config", file]))
+            .collect();
         let group = Self { members, places, cluster };
         assert_eq!(group.owner(), Some(0), "{}", group.logs());
         group
@@ -75,7 +82,7 @@ impl Group {
 
     /// The member that serves the volume.
     fn owner(&self) -> Option<usize> {
-        (0..2).find(|member| self.serves(*member))
+        (0..self.members.len()).find(|member| self.serves(*member))
     }
 
     /// Why a member does not serve the volume.
@@ -100,8 +107,9 @@ impl Group {
     }
 
     fn logs(&self) -> String {
-        let [a, b] = self.members.each_ref().map(Target::log);
-        format!("the log of A:\n{a}\nthe log of B:\n{b}")
+        let of =
+            |(at, member): (usize, &Target)| format!("the log of member {at}:\n{}", member.log());
+        self.members.iter().enumerate().map(of).collect::<Vec<_>>().join("\n")
     }
 
     /// The configuration of a program that knows both members.
@@ -135,6 +143,8 @@ fn content(block: usize, version: u64) -> Vec<u8> {
 struct Load {
     ends: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
+    // The longest round since it was asked for last, in milliseconds.
+    longest: Arc<AtomicU64>,
     thread: JoinHandle<(Queue, Vec<u64>, Duration)>,
     volume: Volume,
 }
@@ -145,8 +155,10 @@ impl Load {
         let queue = volume.queue().unwrap();
         let (ends, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (told, counted) = (Arc::clone(&ends), Arc::clone(&rounds));
-        let thread = thread::spawn(move || exercise(queue, &told, &counted));
-        Self { ends, rounds, thread, volume }
+        let longest = Arc::new(AtomicU64::new(0));
+        let waited = Arc::clone(&longest);
+        let thread = thread::spawn(move || exercise(queue, &told, (&counted, &waited)));
+        Self { ends, rounds, longest, thread, volume }
     }
 
     /// Waits until the program has done more.
@@ -157,6 +169,11 @@ impl Load {
             assert!(!self.thread.is_finished(), "the program has failed\n{}", group.logs());
             self.rounds.load(Ordering::Relaxed) > before + 20
         });
+    }
+
+    /// Prints for how long the program has waited since the last call.
+    fn tell_pause(&self, of: &str) {
+        println!("{of}: the longest wait {} ms", self.longest.swap(0, Ordering::Relaxed));
     }
 
     /// Ends the program, and compares all with the volume and with the image.
@@ -201,7 +218,7 @@ fn ended(queue: &mut Queue, count: usize) -> Vec<rblk_client::Completion> {
 fn exercise(
     mut queue: Queue,
     ends: &AtomicBool,
-    rounds: &AtomicU64,
+    (rounds, waited): (&AtomicU64, &AtomicU64),
 ) -> (Queue, Vec<u64>, Duration) {
     let (mut random, mut model) = (Random::new(42), vec![0_u64; BLOCKS]);
     let mut longest = Duration::ZERO;
@@ -241,6 +258,8 @@ fn exercise(
             assert!(found == content(*block, model[*block]), "block {block}: stale or torn");
         }
         longest = longest.max(begun.elapsed());
+        let round = u64::try_from(begun.elapsed().as_millis()).unwrap();
+        waited.fetch_max(round, Ordering::Relaxed);
         rounds.fetch_add(1, Ordering::Relaxed);
         thread::sleep(Duration::from_millis(2));
     }
@@ -317,6 +336,122 @@ fn with_ceph_a_program_sees_no_wrong_byte_through_take_overs_written_through() {
 #[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
 fn with_ceph_a_program_sees_no_wrong_byte_through_take_overs_written_back_and_retained() {
     verified_through_take_overs("write-back", 4 << 20);
+}
+
+/// A member is told to move the volume, and then the program goes on at the named one.
+#[track_caller]
+fn moves(group: &Group, load: &Load, (told, to): (usize, usize)) {
+    let names = ["a", "b", "c"];
+    load.tell_pause("before");
+    let began = Instant::now();
+    let moved = group.command(told, &["volume", "move", "v", "--to", names[to]]);
+    println!("to {}: {:?} in {:?}", names[to], moved.stdout, began.elapsed());
+    assert_eq!(moved.code, Some(0), "{moved:?}\n{}", group.logs());
+    assert_eq!(group.owner(), Some(to), "the answer comes when it serves\n{}", group.logs());
+    load.goes_on(group);
+    load.tell_pause(&format!("to {}", names[to]));
+    // The way of the program leads over other members.
+    assert_eq!(group.owner(), Some(to), "{}", group.logs());
+}
+
+/// The volume goes to the member that is named, and to no member that is not there.
+#[track_caller]
+fn named_and_no_other(cache: &str, retain: u64) {
+    let mut group = Group::start_with(&["a", "b", "c"], cache);
+    let load = Load::start(&group, retain);
+    load.goes_on(&group);
+    let before = group.cluster.fenced();
+    // Told by the owner, past the next address of the program; and by the member that takes it.
+    for (told, to) in [(0, 2), (2, 1), (0, 0), (0, 1)] {
+        moves(&group, &load, (told, to));
+    }
+    let away = |member: usize| {
+        let status = group.members[member].status_if_any()?;
+        let away = status.volumes_away.into_iter().next()?;
+        (away.elsewhere && !away.handed_over).then_some(away.why)
+    };
+    group.until("what the former owner knows", || {
+        away(0).is_some_and(|why| why.contains("member `b` of this target serves it"))
+    });
+    let refused = |told: usize, to: &str, why: &str| {
+        let began = Instant::now();
+        let said = group.command(told, &["volume", "move", "v", "--to", to]);
+        println!("{:?}: {}", began.elapsed(), said.stderr.trim());
+        assert!(said.code != Some(0) && said.stderr.contains(why), "{said:?}\n{}", group.logs());
+        assert_eq!(group.owner(), Some(1), "it stays\n{}", group.logs());
+    };
+    refused(1, "b", "member `b` serves v already");
+    refused(1, "nobody", "no member `nobody` of this target answers");
+    // Neither the owner nor the member that is to have it.
+    refused(2, "a", "it was not told so");
+    load.tell_pause("refused");
+    group.members[0].pause();
+    refused(1, "a", "no member `a` of this target answers");
+    group.members[0].go_on();
+    group.until("a member that goes on", || group.members[0].status_if_any().is_some());
+    load.goes_on(&group);
+    assert_eq!(group.owner(), Some(1), "it takes nothing later");
+    assert_eq!(group.cluster.fenced(), before, "a move fences nobody");
+    load.tell_pause("beside a member that stood still");
+    group.members[2].kill();
+    let said = group.command(1, &["volume", "move", "v", "--to", "c"]);
+    println!("a dead member: {}", said.stderr.trim());
+    assert!(said.stderr.contains("no member `c` of this target answers"), "{said:?}");
+    assert!(group.serves(1), "{}", group.logs());
+    load.goes_on(&group);
+    group.restart(2);
+    moves(&group, &load, (1, 2));
+    load.end(&group);
+}
+
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_volume_moves_to_the_member_that_is_named_written_through() {
+    named_and_no_other("write-through", 0);
+}
+
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_volume_moves_to_the_member_that_is_named_written_back() {
+    named_and_no_other("write-back", 0);
+}
+
+/// A volume that nobody serves is a fault of the member that handed it over, until one takes it.
+#[test]
+#[ignore = "needs the programs of Ceph: `cargo xtask test --long` runs it"]
+fn with_ceph_a_volume_that_was_handed_over_is_named_until_a_member_takes_it() {
+    let mut group = Group::start("write-through");
+    group.members[1].terminate();
+    assert_eq!(group.members[1].wait(), Some(0), "{}", group.logs());
+    let moved = group.command(0, &["volume", "move", "v"]);
+    assert_eq!(moved.code, Some(0), "{moved:?}");
+    let said = group.command(0, &["status"]);
+    println!("{}", said.stdout);
+    assert!(said.stdout.contains("volume `v` is not served: it was handed over"), "{said:?}");
+    assert!(said.stdout.contains("`rblk-target volume move v --to MEMBER`"), "{said:?}");
+    group.restart(1);
+    let is_found = || {
+        let status = group.members[0].status();
+        status.volumes_away[0].elsewhere && status.volumes_away[0].why.contains("member `b`")
+    };
+    group.until("the new owner", is_found);
+    // A volume of the group that comes by a reload is another member's, too.
+    group.cluster.run("rbd create --size 4M rbd/w");
+    let conf = group.cluster.conf().display().to_string();
+    let added = group.command(0, &["volume", "add", "w", "--rbd", "rbd/w", "--ceph-conf", &conf]);
+    assert_eq!(added.code, Some(0), "{added:?}");
+    let more =
+        format!("[[volume]]\nname = 'w'\nstore = 'rbd'\nimage = 'rbd/w'\nceph_conf = '{conf}'\n");
+    let (_, file) = &group.places[1];
+    let text = std::fs::read_to_string(file).unwrap();
+    std::fs::write(file, text + &more).unwrap();
+    let reloaded = group.command(1, &["reload"]);
+    println!("{reloaded:?}");
+    assert!(matches!(reloaded.code, Some(0 | 12)), "{reloaded:?}");
+    let status = group.members[1].status();
+    let [away] = &status.volumes_away[..] else { panic!("{:?}", status.volumes_away) };
+    assert!(away.elsewhere && away.why.contains("member `a`"), "{away:?}");
+    assert!(!group.members[1].log().contains(" WARN "), "{}", group.logs());
 }
 
 /// Dirty blocks of a lost image are told once. Their record is at the next owner, who knows.

@@ -35,8 +35,9 @@ pub enum VolumeCommand {
     Snapshot(VolumeSnapshotArgs),
     /// Hand a volume over to another member of the group of targets, without a loss.
     ///
-    /// Dirty data is written first. Its host goes to another member of its addresses, which takes
-    /// the volume, and goes on there. Without another member it comes back after a few seconds.
+    /// Dirty data is written first. With --to, that member takes the volume, and its host goes
+    /// there. Without, its host goes to another member of its addresses, which takes the volume,
+    /// and goes on there. Without another member it comes back after a few seconds.
     Move(VolumeMoveArgs),
     /// Show the volumes of the running target.
     List(RunningArgs),
@@ -124,6 +125,10 @@ pub struct VolumeRemoveArgs {
 pub struct VolumeMoveArgs {
     /// Name of the volume.
     pub name: String,
+    /// The member that is to serve it. If it does not answer, the volume stays where it is. Type
+    /// this at the member that serves the volume, or at the one that is to serve it.
+    #[arg(long, value_name = "MEMBER")]
+    pub to: Option<String>,
     /// The target.
     #[command(flatten)]
     pub running: RunningArgs,

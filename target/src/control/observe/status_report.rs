@@ -152,10 +152,11 @@ fn away(control: &Control) -> Vec<AwayStatus> {
     let is_served =
         |name: &str| control.core.volumes().iter().any(|volume| volume.name.as_str() == name);
     let away = control.description.away.iter().filter(|away| !is_served(&away.name));
-    let told = |AwayVolume { name, why, elsewhere }: &AwayVolume| AwayStatus {
+    let told = |AwayVolume { name, why, elsewhere, handed_over }: &AwayVolume| AwayStatus {
         name: name.clone(),
         why: why.clone(),
         elsewhere: *elsewhere,
+        handed_over: *handed_over,
     };
     away.map(told).collect()
 }

@@ -201,6 +201,7 @@ async fn answer(requests: &mpsc::Sender<ToControl>, reread: &Arc<Reread>, ask: A
             changed(report)
         }
         Ask::MoveVolume { name } => orders::hand_over(requests, reread, name).await,
+        Ask::MoveVolumeTo { name, to } => orders::move_to(requests, name, to).await,
         Ask::Trace { .. } => Response::refused("a trace is a stream"),
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rblk_config::{ByteSize, Exit, VolumeConfig};
-use rblk_operate::said_once;
 use tokio::sync::{mpsc, oneshot};
 
 use super::file_work::with_files;
@@ -16,11 +15,14 @@ use crate::control::core::VolumeChange;
 use crate::control::volumes::change_files::ChangeFiles;
 use crate::control::volumes::wanted::anew;
 use crate::control::volumes::{ChangeOutcome, ChangedVolume};
-use crate::pool::opening::{OpenedVolume, open_one};
+use crate::pool::opening::{AwayVolume, OpenedVolume, open_one};
 use rblk_operate::target::ask::{Response, VolumeEdit, VolumeReport, stopping};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::store_fault::{StoreFault, StoreFaultKind};
 
+/// How long a client waits for a volume that another member is to serve, if the cluster does not
+/// answer. Each other wait is shorter.
+const MOVE_DEADLINE: Duration = Duration::from_secs(75);
 /// Time between two looks whether a volume is still in use.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -36,7 +38,7 @@ pub(in crate::control) async fn add(
     if running(requests, &name).await.is_ok() {
         return Err(Refusal::served_already(&name));
     }
-    let opened = open(reread, volume.clone()).await?;
+    let opened = open(reread, volume.clone()).await.map_err(|away| away.why)?;
     let contradiction = opened.contradiction.map(|found| found.to_string());
     let addition = (VolumeChange::Add(volume), ChangeFiles::of_new(opened));
     let report = change(requests, addition).await?;
@@ -65,6 +67,25 @@ pub(in crate::control) async fn hand_over(
         None => stopping(),
         Some(Ok(())) => Response::Done,
         Some(Err(why)) => Response::refused(why),
+    }
+}
+
+/// Moves a volume to a member of the group.
+pub(in crate::control) async fn move_to(
+    requests: &mpsc::Sender<ToControl>,
+    name: String,
+    to: String,
+) -> Response {
+    let late = format!(
+        "{name} is not served by member `{to}` within {} s: `rblk-target group status` says who has it",
+        MOVE_DEADLINE.as_secs()
+    );
+    let moved = asked(requests, |reply| ToControl::MoveTo(name, to, reply));
+    match tokio::time::timeout(MOVE_DEADLINE, moved).await {
+        Err(_) => Response::refused(late),
+        Ok(None) => stopping(),
+        Ok(Some(Ok(()))) => Response::Done,
+        Ok(Some(Err(why))) => Response::refused(why),
     }
 }
 
@@ -144,21 +165,22 @@ pub(in crate::control) async fn remove_when_unused(
     response
 }
 
-/// Opens the store of a volume.
+/// Opens the store of a volume. An error says whether another member of the group serves it.
 pub(in crate::control) async fn open(
     reread: &Reread,
     config: VolumeConfig,
-) -> Result<Arc<OpenedVolume>, String> {
+) -> Result<Arc<OpenedVolume>, AwayVolume> {
     let (target, member) = (reread.target(), reread.member().cloned());
     let name = config.name.clone();
     let late = || format!("the file or device of {name} was not opened");
     let place =
         config.path.as_deref().map_or(format!("volume {name}"), |path| path.display().to_string());
-    with_files(place, late, move || match open_one(0, &config, (&target, member.as_ref())) {
-        Ok(opened) => Ok(Arc::new(opened)),
-        Err(error) => Err(said_once(error.as_ref())),
-    })
-    .await
+    let open = move || {
+        let opened = open_one(0, &config, (&target, member.as_ref()));
+        Ok(opened.map(Arc::new).map_err(|error| AwayVolume::unopened(&config.name, &error)))
+    };
+    let opened = with_files(place, late, open).await;
+    opened.unwrap_or_else(|why| Err(AwayVolume::new(&name, why)))
 }
 
 /// Asks control, and waits for the answer. `None`: the target is stopping.

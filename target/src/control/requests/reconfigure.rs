@@ -22,6 +22,7 @@ use super::reread::{Reading, Reread};
 use crate::control::ToControl;
 use crate::control::core::{Hosts, VolumeChange};
 use crate::control::volumes::change_files::ChangeFiles;
+use crate::pool::opening::AwayVolume;
 use rblk_operate::target::ask::{LimitsWish, ReloadReport, Response, STOPPING};
 use rblk_operate::target::refusal::Refusal;
 use rblk_operate::target::store_fault::StoreFault;
@@ -84,7 +85,8 @@ pub(crate) async fn everything(
     let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
     let faults = store_faults(requests).await.map_err(nothing)?;
-    let (changes, mut refused) = prepared(requests, reread, &difference).await;
+    let PreparedReload { changes, mut refused, away } =
+        prepared(requests, reread, &difference).await;
     refused.extend(unfit_changes(&changes, &running, &faults));
     refused.extend(Hosts::new(&config.hosts).err().map(|error| error.to_string()));
     let mut report = ReloadReport {
@@ -105,7 +107,7 @@ pub(crate) async fn everything(
     let (volumes, hosts) = (config.volumes, (config.hosts, reading));
     report.access.ended = carry_out(requests, changes, &running, hosts).await?;
     // No answer means that the target is stopping.
-    let _ = asked(requests, |reply| ToControl::VolumesOfFiles(volumes, reply)).await;
+    let _ = asked(requests, |reply| ToControl::VolumesOfFiles(volumes, away, reply)).await;
     tracing::info!(
         volumes = report.difference.volumes.len(),
         hosts = ?report.difference.hosts,
@@ -185,15 +187,24 @@ impl Ordered {
     }
 }
 
+/// The changes that lead to a configuration.
+struct PreparedReload {
+    changes: Vec<(VolumeChange, ChangeFiles)>,
+    /// The reasons to refuse it.
+    refused: Vec<String>,
+    /// The volumes of a group that this member does not get.
+    away: Vec<AwayVolume>,
+}
+
 /// The changes that lead to a configuration, with the stores of new volumes opened, in the order in
-/// which they are made: removals, which cannot be led back, come last. Also the reasons to refuse
-/// it.
+/// which they are made: removals, which cannot be led back, come last.
 async fn prepared(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     difference: &Difference,
-) -> (Vec<(VolumeChange, ChangeFiles)>, Vec<String>) {
+) -> PreparedReload {
     let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    let mut away = Vec::new();
     for change in &difference.volumes {
         match change {
             VolumeDifference::Add { volume } => match open(reread, volume.clone()).await {
@@ -201,11 +212,11 @@ async fn prepared(
                     let addition = VolumeChange::Add(volume.clone());
                     changes.push((addition, ChangeFiles::of_new(opened)));
                 }
-                // Another member of the group serves it.
-                Err(error) if reread.member().is_some() && volume.image.is_some() => {
-                    tracing::info!(volume = volume.name, error, "the volume is not added");
+                Err(one) if reread.member().is_some() && volume.image.is_some() => {
+                    tracing::info!(volume = one.name, why = one.why, "the volume is not added");
+                    away.push(one);
                 }
-                Err(error) => refused.push(error),
+                Err(one) => refused.push(one.why),
             },
             VolumeDifference::Alter { volume, .. } => {
                 changes.push((VolumeChange::Become(volume.clone()), ChangeFiles::default()));
@@ -223,7 +234,7 @@ async fn prepared(
         Some(faults) => refused.extend(faults),
         None => refused.push(STOPPING.to_owned()),
     }
-    (changes, refused)
+    PreparedReload { changes, refused, away }
 }
 
 /// Makes the changes one after the other. If one fails, the ones before it are led back.

@@ -111,7 +111,7 @@ async fn serve(
     reread: &Reread,
     config: VolumeConfig,
 ) -> Result<VolumeReport, String> {
-    let opened = open(reread, config.clone()).await?;
+    let opened = open(reread, config.clone()).await.map_err(|away| away.why)?;
     change(requests, (VolumeChange::Add(config), ChangeFiles::of_new(opened))).await
 }
 

@@ -81,6 +81,15 @@ impl GroupLooker {
         })
     }
 
+    /// The object that a member of a target watches, in the pool of an image.
+    pub(super) fn object_of(
+        &self,
+        image: &ImageName,
+        (target, member): (&str, &str),
+    ) -> Result<StateObject, Errno> {
+        StateObject::named(&self.cluster, image, &format!("rblk.member.{target}/{member}"))
+    }
+
     fn failed(&self, image: &ImageName, what: &'static str, errno: Errno) -> ImageError {
         let (image, user, pool) = (image.to_string(), self.user.clone(), image.pool.clone());
         match errno {

@@ -59,6 +59,8 @@ const PAUSES_OF_DEAD: u32 = 350;
 /// Pauses between two looks at an owner that does not watch the image: librbd replaces a broken
 /// watch by a new one within that.
 const PAUSES_OF_MISSED: u32 = 10;
+/// Pauses in which another member is expected to take an image that was given back for it.
+const PAUSES_OF_PROMISE: u32 = 50;
 /// Tries to get a lock that nobody should have.
 const LOCKS: u32 = 10;
 
@@ -69,6 +71,9 @@ pub enum Wish {
     Idle,
     /// A host asks for it that has not held it before.
     Fresh,
+    /// It is to be moved here, by a person. The owner has told this member so by an order of this
+    /// number, or (none) the person is here. No owner is fenced for that.
+    Order(Option<u64>),
     /// A host has come that names this generation. Unless it is the holder, or one of several, it
     /// is as any other host.
     Return(HostId, Generation),
@@ -77,17 +82,23 @@ pub enum Wish {
 }
 
 impl Wish {
+    /// Whether an owner that hands over is waited for.
+    fn waits(self) -> bool {
+        self.strength() > 1
+    }
+
     /// Whether a living owner is to be asked for it, and one that does not answer is fenced.
     pub(crate) fn disturbs(self) -> bool {
-        self.strength() > 1
+        self.strength() > 2
     }
 
     fn strength(self) -> u8 {
         match self {
             Self::Idle => 0,
             Self::Fresh => 1,
-            Self::Return(..) => 2,
-            Self::TakeOver => 3,
+            Self::Order(_) => 2,
+            Self::Return(..) => 3,
+            Self::TakeOver => 4,
         }
     }
 }
@@ -269,6 +280,7 @@ pub struct Claim {
     pauses: u32,
     deadly: u32,
     locks: u32,
+    promises: u32,
     last: LastLook,
     // The owner whose lock this claim has broken.
     broke: Option<String>,
@@ -292,6 +304,7 @@ impl Claim {
             pauses: 0,
             deadly: 0,
             locks: 0,
+            promises: 0,
             last: LastLook::default(),
             broke: None,
             holder: None,
@@ -491,6 +504,10 @@ impl Claim {
             self.unclear = 0;
         }
         self.last = LastLook { epoch: note.epoch, lock: lock.clone(), is_unclear: !fits };
+        if note.is_promised_beside(&self.own.member) && self.promises < PAUSES_OF_PROMISE {
+            self.promises += 1;
+            return self.pause(Stage::Look);
+        }
         match lock {
             _ if !fits && self.unclear < LOOKS_AT_UNCLEAR => {
                 self.unclear += 1;
@@ -573,7 +590,7 @@ impl Claim {
 
     fn answered(&mut self, owner: OwnerNote, answer: Option<AskAnswer>) -> Act {
         match answer {
-            Some(AskAnswer::HandsOver) if self.wish.disturbs() => {
+            Some(AskAnswer::HandsOver) if self.wish.waits() => {
                 self.stage = Stage::HandsOver(owner);
                 Act::Pause
             }

@@ -649,7 +649,8 @@ fn claim_it(
     })?;
     let OwnerNote { member, epoch, lineage, .. } = &claimed.note;
     tracing::info!(image = %name, member, epoch, lineage, "owns an image");
-    let not_before = claimed.former_answers_until();
+    let left = claimed.former_answers_until().saturating_sub(boot_ms());
+    let not_before = Instant::now() + Duration::from_millis(left);
     let keeper = StateKeeper::begin(object, claimed.note.clone(), not_before);
     let mut keeper = keeper.map_err(|source| ImageError::System { image: of_image(), source })?;
     if claimed.former.0 == FormerHosts::All {

@@ -5,16 +5,15 @@
 //! may take as long as the cluster cannot be reached; meanwhile nothing proves the lock
 //! ([`Shared::is_silent`]).
 //!
-//! Whoever needs a proof that is newer than this moment [asks](Proofs::ask) for one, and gets it by
-//! a look of its own, at once. A look that finds nothing is no loss: librbd may be about to rename
-//! its lock. Then the looks of each second decide.
+//! Whoever needs a proof that is newer than this moment [asks](ProofOrders::ask) for one, and gets
+//! it by a look of its own, at once. A look that finds nothing is no loss: librbd may be about to
+//! rename its lock. Then the looks of each second decide.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -24,41 +23,16 @@ use super::cluster::checked;
 use super::header_lock::{HeaderLock, LockOwner};
 use super::library::{Handle, Library};
 use super::lock_look::{LockLooks, Verdict};
+use super::look_order::{LookOrder, ProofOrders};
 use super::open_image::{Shared, boot_ms};
 
 /// Time between two looks at the lock.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Called when a look that began later has found the lock in place. Dropped when it is lost.
-pub(super) type OnProof = Box<dyn FnOnce() + Send>;
-
-enum LookOrder {
-    Prove(OnProof),
-    End,
-}
-
-/// A way to ask for proofs of the lock.
-#[derive(Clone)]
-pub(super) struct Proofs(Sender<LookOrder>);
-
-impl fmt::Debug for Proofs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Proofs")
-    }
-}
-
-impl Proofs {
-    /// Asks for a proof that is newer than this call.
-    pub(super) fn ask(&self, on_proof: OnProof) {
-        // An error means that the image is closed.
-        let _ = self.0.send(LookOrder::Prove(on_proof));
-    }
-}
-
 /// See the module. The drop ends the thread, and waits for the look under way.
 #[derive(Debug)]
 pub(super) struct Looker {
-    proofs: Proofs,
+    proofs: ProofOrders,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -72,19 +46,19 @@ impl Looker {
         let (orders, received) = mpsc::channel();
         let thread = thread::Builder::new().name("rblk-lock".to_owned());
         let thread = thread.spawn(move || look_until_end(&received, &shared, lock))?;
-        Ok(Self { proofs: Proofs(orders), thread: Some(thread) })
+        Ok(Self { proofs: ProofOrders::new(orders), thread: Some(thread) })
     }
 
     /// A way to ask for proofs of the lock.
-    pub(super) fn proofs(&self) -> Proofs {
+    pub(super) fn proofs(&self) -> ProofOrders {
         self.proofs.clone()
     }
 }
 
 impl Drop for Looker {
     fn drop(&mut self) {
-        // Errors mean that the thread has panicked, and it looks no more.
-        let _ = self.proofs.0.send(LookOrder::End);
+        // An error below means that the thread has panicked, and it looks no more.
+        self.proofs.end();
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -11,7 +11,8 @@
 //! - Of a group of targets: [`state_object`], the object beside an image with its owner and the
 //!   record of its volume, and [`state_keeper`], its thread; [`group_member`]; [`image_claim`]: how
 //!   a member becomes the owner, [`claiming`]: its acts; [`image_watchers`]; [`owner_question`]:
-//!   the questions of members to each other; [`group_look`] reads all of it for people.
+//!   the questions of members to each other; [`calls`]: the calls to a member that need not own
+//!   the image, and the watches; [`group_look`] reads all of it for people.
 //!   [`fencing`]: the users that may fence, and the clients that are fenced.
 //! - [`ownership`]: decisions of these that need no call to a cluster; [`state_record`]: the record
 //!   in the object beside an image.
@@ -30,6 +31,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod calls;
 pub(crate) mod claiming;
 mod cluster;
 mod ended_ops;
@@ -45,6 +47,7 @@ mod image_watchers;
 mod keeper_order;
 mod library;
 pub mod lock_look;
+mod look_order;
 mod looker;
 mod needed_setting;
 pub(crate) mod open_image;

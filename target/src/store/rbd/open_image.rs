@@ -17,7 +17,7 @@ use super::group_member::GroupMember;
 use super::image_claim::AskAnswer;
 use super::keeper_order::Order;
 use super::library::{Handle, Library};
-use super::looker::Proofs;
+use super::look_order::ProofOrders;
 use super::owner_question::{Ask, AskTicket};
 use super::ownership::lock_proof::LockProof;
 use super::state_keeper::{Asking, ImageRecord};
@@ -210,7 +210,7 @@ pub(super) fn boot_ms() -> u64 {
 pub struct Image {
     shared: Arc<Shared>,
     keeper: Sender<Order>,
-    proofs: Proofs,
+    proofs: ProofOrders,
     // Of a member of a group.
     group: Option<(ImageRecord, Asking)>,
 }
@@ -218,7 +218,7 @@ pub struct Image {
 impl Image {
     pub(super) fn new(
         shared: Arc<Shared>,
-        (keeper, proofs): (Sender<Order>, Proofs),
+        (keeper, proofs): (Sender<Order>, ProofOrders),
         group: Option<(ImageRecord, Asking)>,
     ) -> Self {
         Self { shared, keeper, proofs, group }

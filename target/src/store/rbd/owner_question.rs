@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use rblk_protocol::{AccessMode, HostId};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::checked;
@@ -37,9 +38,12 @@ pub struct Ask {
     /// The generation that the holder names.
     #[serde(default)]
     pub generation: u64,
-    /// A host takes the volume over.
+    /// A host takes the volume over, or an operator who is at the member that asks.
     #[serde(default)]
     pub take_over: bool,
+    /// The owner has told the member to ask, by an order of this number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<u64>,
 }
 
 impl Ask {
@@ -48,10 +52,11 @@ impl Ask {
     pub fn of(member: &str, wish: Wish) -> Self {
         let (holder, generation) = match wish {
             Wish::Return(host, generation) => (Some(host.to_string()), generation.0),
-            Wish::Idle | Wish::Fresh | Wish::TakeOver => (None, 0),
+            Wish::Idle | Wish::Fresh | Wish::Order(_) | Wish::TakeOver => (None, 0),
         };
-        let take_over = wish == Wish::TakeOver;
-        Self { member: member.to_owned(), holder, generation, take_over }
+        let take_over = matches!(wish, Wish::TakeOver | Wish::Order(None));
+        let order = if let Wish::Order(order) = wish { order } else { None };
+        Self { member: member.to_owned(), holder, generation, take_over, order }
     }
 
     /// Whether it is for this host.
@@ -99,8 +104,8 @@ pub(super) unsafe fn receive(data: *const c_void, len: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) }.to_vec()
 }
 
-/// Answers a question. Errors show to the member that asked: it gets no answer.
-pub(super) fn say(object: &StateObject, ticket: AskTicket, answer: &SaidAnswer) {
+/// Answers a notice. Errors show to the member that sent it: it gets no answer.
+pub(super) fn say(object: &StateObject, ticket: AskTicket, answer: &impl Serialize) {
     let said = serde_json::to_vec(answer).unwrap_or_default();
     // SAFETY: an open pool; the text lives as long as the call.
     let sent = checked(unsafe {
@@ -129,8 +134,8 @@ pub(super) fn ask(
     let began = Instant::now();
     loop {
         let left = ANSWER_DEADLINE.saturating_sub(began.elapsed());
-        let replies = ask_once(object, &text, left)?;
-        let said = answers_in(&replies).find(|said| said.epoch == epoch);
+        let replies = notify(object, &text, left)?;
+        let said = answers_in(&replies).find(|said: &SaidAnswer| said.epoch == epoch);
         if said.is_some() || began.elapsed() + ASK_PAUSE >= ANSWER_DEADLINE {
             return Ok(said);
         }
@@ -142,8 +147,13 @@ pub(super) fn ask(
     }
 }
 
-/// Returns the replies, which are fewer than the watchers after the deadline.
-fn ask_once(object: &StateObject, text: &[u8], deadline: Duration) -> Result<Vec<u8>, Errno> {
+/// Sends a notice to all that watch the object. Returns the replies, which are fewer than the
+/// watchers after the deadline, and none if there is no object.
+pub(super) fn notify(
+    object: &StateObject,
+    text: &[u8],
+    deadline: Duration,
+) -> Result<Vec<u8>, Errno> {
     let within = u64::try_from(deadline.as_millis()).unwrap_or(0);
     let (mut replies, mut len) = (ptr::null_mut::<c_char>(), 0);
     // SAFETY: an open pool; the text lives as long as the call, which makes the buffer of replies.
@@ -173,7 +183,7 @@ fn ask_once(object: &StateObject, text: &[u8], deadline: Duration) -> Result<Vec
 
 /// The answers in the replies to a notice, which `rados_notify2` describes: their number, and for
 /// each one its client, its watch, its length and its bytes.
-fn answers_in(replies: &[u8]) -> impl Iterator<Item = SaidAnswer> {
+pub(super) fn answers_in<T: DeserializeOwned>(replies: &[u8]) -> impl Iterator<Item = T> {
     let mut rest = replies;
     let mut left = take_u32(&mut rest).unwrap_or(0);
     std::iter::from_fn(move || {
@@ -217,7 +227,8 @@ mod tests {
             reply("{\"epoch\":4,\"answer\":\"hands-over\"}"),
         ];
         let replies = [&3_u32.to_le_bytes()[..], &said.concat(), &0_u32.to_le_bytes()].concat();
-        let found = answers_in(&replies).map(|said| (said.epoch, said.answer, said.why));
+        let found =
+            answers_in(&replies).map(|said: SaidAnswer| (said.epoch, said.answer, said.why));
         let why = Some("it is busy".to_owned());
         assert_eq!(
             found.collect::<Vec<_>>(),
@@ -225,7 +236,7 @@ mod tests {
         );
         for len in 0..replies.len() {
             // A part of it is no panic.
-            assert!(answers_in(&replies[..len]).count() <= 2);
+            assert!(answers_in::<SaidAnswer>(&replies[..len]).count() <= 2);
         }
     }
 
@@ -251,6 +262,7 @@ mod tests {
             assert!(!ask.is_of_holder(&later));
             assert!(!Ask::of("b", Wish::TakeOver).is_of_holder(&record));
             assert!(!Ask::of("b", Wish::Fresh).is_of_holder(&record));
+            assert!(!Ask::of("b", Wish::Order(Some(3))).is_of_holder(&record));
         }
         assert!(!ask.is_of_holder(&HolderRecord { host: other, ..exclusive }));
         assert_eq!(Ask::parse(b"{"), None);

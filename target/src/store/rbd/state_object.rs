@@ -37,8 +37,12 @@ unsafe impl Send for StateObject {}
 impl StateObject {
     /// The object of the image with this id.
     pub(super) fn of(cluster: &Cluster, image: &ImageName, id: &str) -> Result<Self, Errno> {
-        let name = text(&format!("rblk.state.{id}"));
-        Ok(Self { cluster: cluster.handle(), pool: cluster.pool(image)?, name })
+        Self::named(cluster, image, &format!("rblk.state.{id}"))
+    }
+
+    /// The object of this name, in the pool and namespace of an image.
+    pub(super) fn named(cluster: &Cluster, image: &ImageName, name: &str) -> Result<Self, Errno> {
+        Ok(Self { cluster: cluster.handle(), pool: cluster.pool(image)?, name: text(name) })
     }
 
     /// Waits until no callback of a watch runs any more that has ended.

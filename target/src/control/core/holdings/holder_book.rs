@@ -11,7 +11,7 @@ use rblk_protocol::{AccessMode, Generation, Mutation};
 
 use super::changes::{Changes, Undurable};
 use super::given_up::OwedFences;
-use super::proofs::Proofs;
+use super::image_proofs::ImageProofs;
 use crate::control::core::effect::{Effect, Ticket};
 use crate::control::core::outbox::Outbox;
 use crate::record::holders::{
@@ -30,14 +30,14 @@ pub(in crate::control::core) struct HolderBook {
     // Until when an absent holder may come back, by volume.
     kept_for: BTreeMap<VolumeIndex, Instant>,
     fences: OwedFences,
-    proofs: Proofs,
+    proofs: ImageProofs,
 }
 
 impl HolderBook {
     /// The holders that earlier runs left. All their records are durable.
     pub(in crate::control::core) fn new(holders: Holders) -> Self {
         let (changes, fences) = (Changes::default(), OwedFences::default());
-        let (kept_for, proofs) = (BTreeMap::new(), Proofs::default());
+        let (kept_for, proofs) = (BTreeMap::new(), ImageProofs::default());
         Self { holders, changes, kept_for, fences, proofs }
     }
 

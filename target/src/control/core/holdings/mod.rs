@@ -32,11 +32,11 @@ mod claim;
 mod elsewhere;
 mod given_up;
 mod holder_book;
+mod image_proofs;
 mod leave;
 mod open;
 mod open_settles;
 mod openings;
-mod proofs;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

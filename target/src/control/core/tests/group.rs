@@ -212,7 +212,7 @@ fn an_owner_with_a_change_that_is_stuck_stays_and_says_why() {
     let link = w.session(1);
     assert_eq!(w.open(link, 1, exclusive(V)), None);
     w.claimed();
-    let ask = |take_over| Ask { member: "b".to_owned(), holder: None, generation: 0, take_over };
+    let ask = |take_over| Ask { take_over, ..Ask::of("b", Wish::Fresh) };
     let answer = |take_over, busy: Option<&str>| {
         answer_to(&ask(take_over), VolumeIndex(V), &w.core, busy.map(ToOwned::to_owned))
     };

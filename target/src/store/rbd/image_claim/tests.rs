@@ -983,3 +983,38 @@ fn an_owner_that_has_given_the_image_back_and_is_slow_to_close_it_is_not_fenced(
         assert_eq!(claim.next(Event::Seen(given_back.clone(), lock())), Act::Pause);
     }
 }
+
+#[test]
+fn a_volume_that_is_moved_here_is_waited_for_and_no_owner_is_fenced_for_it() {
+    let seen = || Event::Seen(note("x"), Some("x".to_owned()));
+    for order in [None, Some(4)] {
+        let mut moved = claim(Wish::Order(order), true);
+        assert_eq!(moved.next(seen()), Act::Ask);
+        assert_eq!(moved.next(Event::Answered(Some(AskAnswer::HandsOver))), Act::Pause);
+        assert_eq!(moved.next(Event::Paused), Act::Look);
+        let back = OwnerNote { epoch: 8, next: "b".to_owned(), ..note("") };
+        assert_eq!(moved.next(Event::Seen(back, None)), Act::Lock);
+        // The owner does not answer: it may be busy for a moment.
+        let mut silent = claim(Wish::Order(order), true);
+        assert_eq!(silent.next(seen()), Act::Ask);
+        assert_eq!(silent.next(Event::Answered(None)), Act::FindWatch("x".to_owned()));
+        // A host that has lost the owner comes meanwhile.
+        silent.raise(Wish::Return(HostId([1; 16]), Generation(3)));
+        assert_eq!(silent.next(Event::Watched(true)), Act::Pause);
+        assert_eq!(silent.next(Event::Paused), Act::Look);
+        assert_eq!(asks(&mut silent, seen()), Act::Ask);
+        assert_eq!(silent.next(Event::Answered(None)), Act::Look);
+        assert_eq!(silent.next(seen()), Act::Fence("x".to_owned()));
+    }
+}
+
+#[test]
+fn an_image_that_is_promised_to_another_member_is_left_to_it_for_a_moment() {
+    let back = OwnerNote { epoch: 8, next: "c".to_owned(), ..note("") };
+    let mut claim = claim(Wish::Return(HostId([1; 16]), Generation(3)), true);
+    for _ in 0..PAUSES_OF_PROMISE {
+        assert_eq!(claim.next(Event::Seen(back.clone(), None)), Act::Pause);
+        assert_eq!(claim.next(Event::Paused), Act::Look);
+    }
+    assert_eq!(claim.next(Event::Seen(back, None)), Act::Lock, "the other one has died");
+}

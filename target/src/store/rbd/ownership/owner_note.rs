@@ -16,6 +16,10 @@ pub struct OwnerNote {
     /// The client that gave the image back. No write of it is under way, and it closes the image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub closing: String,
+    /// The member that asked for the image that was given back, and is about to take it. The others
+    /// wait for that for a moment.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub next: String,
     /// The number of the change of owner.
     pub epoch: u64,
     /// How often another client than a member may have written to the image between two members.
@@ -43,9 +47,15 @@ impl OwnerNote {
         (self.epoch > 0).then_some(note)
     }
 
-    /// The note of the owner when it has given the image back.
-    pub(super) fn given_back(&self) -> Self {
+    /// Whether the image was given back for another member than this one.
+    pub fn is_promised_beside(&self, member: &str) -> bool {
+        self.client.is_empty() && !self.next.is_empty() && self.next != member
+    }
+
+    /// The note of the owner when it has given the image back, for this member or for any.
+    pub(super) fn given_back(&self, next: Option<&str>) -> Self {
         let (client, closing) = (String::new(), self.client.clone());
-        Self { client, closing, epoch: self.epoch + 1, ..self.clone() }
+        let next = next.unwrap_or_default().to_owned();
+        Self { client, closing, next, epoch: self.epoch + 1, ..self.clone() }
     }
 }

@@ -12,13 +12,15 @@ pub struct StateTenure {
     note: OwnerNote,
     // A change that was made, and nobody waited for: both revisions.
     untold: Option<(u64, u64)>,
+    // The member that the image is promised to.
+    promised: Option<String>,
 }
 
 impl StateTenure {
     /// That of the owner of this note.
     #[must_use]
     pub fn new(note: OwnerNote) -> Self {
-        Self { note, untold: None }
+        Self { note, untold: None, promised: None }
     }
 
     /// The note of the owner.
@@ -54,12 +56,47 @@ impl StateTenure {
         self.untold = Some(revisions);
     }
 
+    /// A member was told that it gets the image, or (false) that it does not. The first one of
+    /// several gets it: its claim goes on, and others may come on the way of a host to it.
+    pub fn promise(&mut self, member: &str, gets_it: bool) {
+        match (gets_it, &self.promised) {
+            (true, None) => self.promised = Some(member.to_owned()),
+            (false, Some(promised)) if promised == member => self.promised = None,
+            _ => {}
+        }
+    }
+
     /// Notes that nobody owns the image. Without this, the next owner fences this client. False:
     /// another member has it by now.
     ///
     /// # Errors
     /// The cluster's.
     pub fn give_back(&self, place: &impl StatePlace) -> Result<bool, Errno> {
-        place.swap_owner(self.note.epoch, &self.note.given_back())
+        place.swap_owner(self.note.epoch, &self.note.given_back(self.promised.as_deref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_promised_to_the_first_member_that_gets_it() {
+        let mut tenure = StateTenure::new(OwnerNote::default());
+        tenure.promise("b", false);
+        tenure.promise("c", true);
+        tenure.promise("b", true);
+        tenure.promise("d", false);
+        assert_eq!(tenure.promised.as_deref(), Some("c"));
+        let note = OwnerNote { client: "x".to_owned(), epoch: 4, ..OwnerNote::default() };
+        let back = note.given_back(tenure.promised.as_deref());
+        assert_eq!((&*back.client, &*back.closing, &*back.next, back.epoch), ("", "x", "c", 5));
+        assert!(back.is_promised_beside("b") && !back.is_promised_beside("c"));
+        let owned = OwnerNote { client: "y".to_owned(), ..back };
+        assert!(!owned.is_promised_beside("b"));
+        // It stays here after all.
+        tenure.promise("c", false);
+        assert_eq!(tenure.promised, None);
+        assert!(!note.given_back(None).is_promised_beside("b"));
     }
 }

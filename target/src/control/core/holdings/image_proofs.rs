@@ -1,4 +1,4 @@
-//! [`Proofs`]: the proofs that this member still has the images of volumes of a group.
+//! [`ImageProofs`]: the proofs that this member still has the images of volumes of a group.
 //!
 //! A host that comes back may have had the volume from another member meanwhile. So its OPEN waits
 //! for a proof that is newer than the OPEN. A volume has one proof under way at a time, and all
@@ -19,9 +19,9 @@ struct OfVolume {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Proofs(BTreeMap<VolumeIndex, OfVolume>);
+pub(super) struct ImageProofs(BTreeMap<VolumeIndex, OfVolume>);
 
-impl Proofs {
+impl ImageProofs {
     /// Asks for a proof of a volume. Returns its ticket, which is this one if no OPEN waits for the
     /// next proof yet.
     pub(super) fn ask(&mut self, volume: VolumeIndex, ticket: Ticket, out: &mut Outbox) -> Ticket {
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn opens_that_come_during_a_proof_wait_for_the_next_one() {
-        let (mut proofs, mut out) = (Proofs::default(), Outbox::default());
+        let (mut proofs, mut out) = (ImageProofs::default(), Outbox::default());
         assert_eq!(proofs.ask(V, Ticket(1), &mut out), Ticket(1));
         assert_eq!(proofs.ask(V, Ticket(2), &mut out), Ticket(2));
         assert_eq!(proofs.ask(V, Ticket(3), &mut out), Ticket(2), "it has not begun");
