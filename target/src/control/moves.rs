@@ -137,7 +137,7 @@ impl Moves {
         let calls = found.as_ref().and_then(|(place, image)| self.calls_about(place, image));
         let refused = match (&found, calls, self.orders.contains_key(&name)) {
             (Some((_, image)), Some(calls), false) => {
-                new_order().map(|order| (image.to_string(), Arc::clone(calls), order))
+                new_order().map(|order| (image.clone(), Arc::clone(calls), order))
             }
             (.., true) => Err(format!("{name} is being moved already")),
             _ => Err(format!("{name} is not on an image that several members can serve")),
@@ -149,10 +149,10 @@ impl Moves {
         };
         tracing::info!(volume = %name, to, order, "tells another member to take a volume");
         self.orders.insert(name, order);
-        let (take, news) =
-            (TakeCall { volume: name.to_string(), image, order }, self.news.0.clone());
+        let take = TakeCall { volume: name.to_string(), image: image.to_string(), order };
+        let news = self.news.0.clone();
         tokio::task::spawn_blocking(move || {
-            let taken = calls.take(&to, take);
+            let taken = calls.take(&to, take, &image);
             // An error means that control has ended.
             let _ = news.send(MoveNews::Ended(name, taken, reply));
         });

@@ -33,6 +33,10 @@ const THERE_DEADLINE: Duration = Duration::from_secs(4);
 const CALL_PAUSE: Duration = Duration::from_millis(250);
 /// How long a member may take to serve a volume that it was told to take.
 pub(crate) const TAKE_DEADLINE: Duration = Duration::from_secs(60);
+/// Time between two looks for the owner of an image that a member was told to take.
+const OWNER_PAUSE: Duration = Duration::from_millis(500);
+/// How long a member that owns an image may take to say so.
+const ANSWER_LATE: Duration = Duration::from_secs(1);
 /// How long the end of the watch is waited for.
 const END_WAIT: Duration = Duration::from_secs(2);
 /// The harm while no member can call this one.
@@ -149,7 +153,7 @@ impl MemberCalls {
     ///
     /// # Errors
     /// It does not, and why.
-    pub(crate) fn take(&self, to: &str, take: TakeCall) -> Result<(), String> {
+    pub(crate) fn take(&self, to: &str, take: TakeCall, image: &ImageName) -> Result<(), String> {
         let volume = take.volume.clone();
         let stays = |why: String| format!("{why}: {volume} is not moved");
         let object = self.object_of(to).map_err(stays)?;
@@ -160,7 +164,7 @@ impl MemberCalls {
                  name"
             )));
         }
-        match self.call(&object, Some(take), TAKE_DEADLINE).map_err(stays)? {
+        match self.call_or_look((to, object), take, image).map_err(stays)? {
             Some(CallAnswer { why_not: None }) => Ok(()),
             Some(CallAnswer { why_not: Some(why) }) => {
                 Err(format!("member `{to}` does not take {volume}: {why}"))
@@ -169,6 +173,58 @@ impl MemberCalls {
                 "member `{to}` has not taken {volume} within {} s: `rblk-target group status` says who has it",
                 TAKE_DEADLINE.as_secs()
             )),
+        }
+    }
+
+    /// Calls a member to take an image, and looks for its owner meanwhile. A member that was
+    /// started again has the watch of its former process for 30 s, and a notice waits for that one,
+    /// too.
+    fn call_or_look(
+        &self,
+        (to, object): (&str, StateObject),
+        take: TakeCall,
+        image: &ImageName,
+    ) -> Result<Option<CallAnswer>, String> {
+        let call = MemberCall { from: self.called.member.clone(), take: Some(take) };
+        let (news, outcome) = mpsc::channel();
+        let (called, looked) = (news.clone(), news);
+        let (looker, to, image) = (Arc::clone(&self.looker), to.to_owned(), image.clone());
+        let begin = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let begun = thread::Builder::new().name(name.to_owned()).spawn(work);
+            begun.map(drop).map_err(|error| error.to_string())
+        };
+        begin(
+            "rblk-call",
+            Box::new(move || {
+                // An error means that the owner is known by a look.
+                let _ = called.send(Some(call_member(&object, &call, TAKE_DEADLINE)));
+            }),
+        )?;
+        begin(
+            "rblk-owner",
+            Box::new(move || {
+                let mut since = None;
+                // The end of the call ends the looks.
+                while looked.send(None).is_ok() {
+                    thread::sleep(OWNER_PAUSE);
+                    let note = looker.get().and_then(|looker| looker.look(&image).ok());
+                    let owns =
+                        note.is_some_and(|it| it.owner.member == to && !it.owner.client.is_empty());
+                    let long = owns.then(|| *since.get_or_insert_with(Instant::now));
+                    if long.is_some_and(|since: Instant| since.elapsed() >= ANSWER_LATE) {
+                        let taken = Ok(Some(CallAnswer::default()));
+                        return drop(looked.send(Some(taken)));
+                    }
+                }
+            }),
+        )?;
+        let deadline = Instant::now() + TAKE_DEADLINE + THERE_DEADLINE;
+        loop {
+            match outcome.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Some(ended)) => return ended,
+                Ok(None) => {}
+                Err(_) => return Ok(None),
+            }
         }
     }
 
@@ -190,7 +246,8 @@ impl MemberCalls {
     fn is_there(&self, object: &StateObject) -> Result<bool, String> {
         let began = Instant::now();
         loop {
-            if self.call(object, None, THERE_DEADLINE / 2)?.is_some() {
+            let call = MemberCall { from: self.called.member.clone(), take: None };
+            if call_member(object, &call, THERE_DEADLINE / 2)?.is_some() {
                 return Ok(true);
             }
             if began.elapsed() >= THERE_DEADLINE {
@@ -199,20 +256,18 @@ impl MemberCalls {
             thread::sleep(CALL_PAUSE);
         }
     }
+}
 
-    /// Calls a member. None: it does not answer.
-    fn call(
-        &self,
-        object: &StateObject,
-        take: Option<TakeCall>,
-        deadline: Duration,
-    ) -> Result<Option<CallAnswer>, String> {
-        let call = MemberCall { from: self.called.member.clone(), take };
-        let text = serde_json::to_vec(&call).map_err(|error| error.to_string())?;
-        match notify(object, &text, deadline) {
-            Ok(replies) => Ok(answers_in(&replies).next()),
-            Err(errno) => Err(format!("cannot call another member ({errno})")),
-        }
+/// Calls a member. None: it does not answer.
+fn call_member(
+    object: &StateObject,
+    call: &MemberCall,
+    deadline: Duration,
+) -> Result<Option<CallAnswer>, String> {
+    let text = serde_json::to_vec(call).map_err(|error| error.to_string())?;
+    match notify(object, &text, deadline) {
+        Ok(replies) => Ok(answers_in(&replies).next()),
+        Err(errno) => Err(format!("cannot call another member ({errno})")),
     }
 }
 
