@@ -607,7 +607,7 @@ impl Control {
             && let Some(store) = volumes.backing(volume)
         {
             claims.begins(name, volume, store);
-            moves.found(name);
+            moves.seek_no_longer(name);
             moves.listen(running.volume(name.as_str()));
         }
         // Before any other change.
@@ -738,6 +738,7 @@ impl Control {
         self.description.away.retain(|away| {
             !is_gone(&away.name) || names.iter().any(|name| name.as_str() == away.name)
         });
+        before.difference(&names).for_each(|name| self.moves.seek_no_longer(*name));
         for name in names.difference(&before) {
             let of_name = |away: &AwayVolume| away.name == name.as_str();
             let found = unopened.iter().position(of_name).map(|at| unopened.swap_remove(at));
@@ -789,7 +790,9 @@ impl Control {
         let is_yielding = named.is_some_and(|name| self.claims.is_yielding(name));
         let busy = self.volumes.long_change(LONG_CHANGE).filter(|_| !is_yielding);
         match (ask.order, named) {
-            (Some(order), Some(name)) if !self.moves.has_order(name, order) => stays(NO_ORDER),
+            (Some(order), Some(name)) if !is_yielding && !self.moves.has_order(name, order) => {
+                stays(NO_ORDER)
+            }
             (Some(_), _) => busy.map_or((AskAnswer::HandsOver, None), |busy| stays(&busy)),
             (None, Some(name))
                 if !ask.take_over && self.moves.is_moved_here(name, Instant::now()) =>
@@ -821,7 +824,7 @@ impl Control {
                 let _ = reply.send(result);
             }
             MoveNews::Found(name, image, note) => {
-                self.moves.found(name);
+                self.moves.seek_no_longer(name);
                 let is_sought = |away: &AwayVolume| away.name == name.as_str() && away.handed_over;
                 if self.description.away.iter().any(is_sought) {
                     let (image, member, addresses) =
@@ -845,6 +848,7 @@ impl Control {
         let named = Name::new(name).ok();
         let config = named.and_then(|name| Some((name, self.claims.other(name)?)));
         let why = match config {
+            _ if self.core.is_draining() => LEAVES.to_owned(),
             _ if self.core.volume_named(name).is_some() => {
                 format!("member `{own}` serves {name} already")
             }

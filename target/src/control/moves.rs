@@ -31,13 +31,16 @@ use crate::store::rbd::ownership::owner_note::OwnerNote;
 
 /// How long a member that a volume was moved to stays its owner, whichever member asks for it.
 const MOVED_HERE: Duration = Duration::from_secs(10);
+/// How long an order may take, whatever the cluster does.
+const ORDER_DEADLINE: Duration = Duration::from_secs(70);
 /// Pauses between two looks for the owner of a volume that was handed over: the first and the
 /// longest one.
 const LOOK_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Why the owner of a volume stays.
 pub(super) const JUST_MOVED: &str = "the volume was moved here a moment ago";
 /// Why the owner of a volume stays.
-pub(super) const NO_ORDER: &str = "it was not told so, or not any more: tell it to move the volume, or the member that is to serve it";
+pub(super) const NO_ORDER: &str = "the order did not come from it, or has ended: use `rblk-target volume move NAME --to MEMBER` at the member that \
+                                   serves it, or at the one that is to serve it";
 
 /// Takes the outcome of an order to move a volume.
 pub(super) type MoveReply = oneshot::Sender<Result<(), String>>;
@@ -151,8 +154,14 @@ impl Moves {
         self.orders.insert(name, order);
         let take = TakeCall { volume: name.to_string(), image: image.to_string(), order };
         let news = self.news.0.clone();
-        tokio::task::spawn_blocking(move || {
-            let taken = calls.take(&to, take, &image);
+        let taken = tokio::task::spawn_blocking(move || calls.take(&to, take, &image));
+        tokio::spawn(async move {
+            let taken = match tokio::time::timeout(ORDER_DEADLINE, taken).await {
+                Ok(taken) => taken.unwrap_or_else(|error| Err(error.to_string())),
+                Err(_) => Err(format!(
+                    "the cluster does not answer: `rblk-target group status` says who has {name}"
+                )),
+            };
             // An error means that control has ended.
             let _ = news.send(MoveNews::Ended(name, taken, reply));
         });
@@ -161,6 +170,11 @@ impl Moves {
     /// Whether this member has told another one, by this order, to take a volume.
     pub(super) fn has_order(&self, name: Name, order: u64) -> bool {
         self.orders.get(&name) == Some(&order)
+    }
+
+    /// Whether this member is told to take a volume.
+    pub(super) fn takes_any(&self) -> bool {
+        !self.takes.is_empty()
     }
 
     /// Whether this member has told another one to take a volume.
@@ -230,12 +244,12 @@ impl Moves {
                 pause = (pause * 2).min(longest);
             }
         });
-        self.found(name);
+        self.seek_no_longer(name);
         self.sought.insert(name, looks.abort_handle());
     }
 
-    /// The owner of a volume is known.
-    pub(super) fn found(&mut self, name: Name) {
+    /// The owner of a volume is known, or nobody has to know it any more.
+    pub(super) fn seek_no_longer(&mut self, name: Name) {
         if let Some(looks) = self.sought.remove(&name) {
             looks.abort();
         }

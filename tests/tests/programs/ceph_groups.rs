@@ -383,7 +383,7 @@ fn named_and_no_other(cache: &str, retain: u64) {
     refused(1, "b", "member `b` serves v already");
     refused(1, "nobody", "no member `nobody` of this target answers");
     // Neither the owner nor the member that is to have it.
-    refused(2, "a", "it was not told so");
+    refused(2, "a", "the order did not come from it");
     load.tell_pause("refused");
     group.members[0].pause();
     refused(1, "a", "no member `a` of this target answers");

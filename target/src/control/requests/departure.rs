@@ -263,6 +263,9 @@ pub(in crate::control) fn may_upgrade(
         ));
     }
     nothing_hangs()?;
+    if control.moves.takes_any() {
+        return Err("this member is taking a volume of its group: try again in a minute".to_owned());
+    }
     if !forced {
         would_lose(core, volumes, persister)?;
         would_wait(volumes)?;

@@ -504,7 +504,8 @@ impl Claim {
             self.unclear = 0;
         }
         self.last = LastLook { epoch: note.epoch, lock: lock.clone(), is_unclear: !fits };
-        if note.is_promised_beside(&self.own.member) && self.promises < PAUSES_OF_PROMISE {
+        let waits = self.promises < PAUSES_OF_PROMISE && self.wish != Wish::TakeOver;
+        if waits && note.is_promised_beside(&self.own.member) {
             self.promises += 1;
             return self.pause(Stage::Look);
         }

@@ -154,7 +154,9 @@ pub(super) fn notify(
     text: &[u8],
     deadline: Duration,
 ) -> Result<Vec<u8>, Errno> {
-    let within = u64::try_from(deadline.as_millis()).unwrap_or(0);
+    // librados cuts off the parts of a second, and takes 0 for its default of 30 s.
+    let within = deadline.as_millis().div_ceil(1000).max(1) * 1000;
+    let within = u64::try_from(within).unwrap_or(u64::MAX);
     let (mut replies, mut len) = (ptr::null_mut::<c_char>(), 0);
     // SAFETY: an open pool; the text lives as long as the call, which makes the buffer of replies.
     let asked = checked(unsafe {

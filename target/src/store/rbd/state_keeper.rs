@@ -138,7 +138,7 @@ struct Keeping<'o> {
     object: &'o StateObject,
     tenure: StateTenure,
     // The questions without an answer, and who asks.
-    asked: Vec<(AskTicket, String)>,
+    asked: Vec<(AskTicket, String, bool)>,
     on_ask: Option<OnAsk>,
     // Without it another member fences this one when a host asks it for the image.
     watch: KeptWatch<'o>,
@@ -168,7 +168,7 @@ impl Keeping<'_> {
                 StateOrder::Asked(ticket, text) => {
                     match (Ask::parse(&text), &self.on_ask) {
                         (Some(ask), Some(on_ask)) => {
-                            self.asked.push((ticket, ask.member.clone()));
+                            self.asked.push((ticket, ask.member.clone(), ask.order.is_some()));
                             on_ask(ticket, ask);
                         }
                         // Nothing of this volume is served yet.
@@ -177,8 +177,9 @@ impl Keeping<'_> {
                     }
                 }
                 StateOrder::Answer(ticket, said, why) => {
-                    for (_, member) in self.asked.extract_if(.., |(asked, _)| *asked == ticket) {
-                        self.tenure.promise(&member, said == AskAnswer::HandsOver);
+                    let gets_it = said == AskAnswer::HandsOver;
+                    for (_, member, by_order) in self.asked.extract_if(.., |it| it.0 == ticket) {
+                        self.tenure.promise(&member, gets_it, by_order);
                     }
                     self.answer(ticket, said, why);
                 }

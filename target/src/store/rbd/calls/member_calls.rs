@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::object_watch::{KeptWatch, NextDue, OnNews, WatchNews, next_due};
 use crate::store::rbd::cluster::ClusterPlace;
-use crate::store::rbd::group_look::GroupLooker;
+use crate::store::rbd::group_look::{GroupLook, GroupLooker};
 use crate::store::rbd::owner_question::{AskTicket, answers_in, notify, say};
 use crate::store::rbd::ownership::owner_note::OwnerNote;
 use crate::store::rbd::ownership::state_change::{StateChange, StatePlace};
@@ -160,8 +160,8 @@ impl MemberCalls {
         // A dead member would be waited for.
         if !self.is_there(&object).map_err(stays)? {
             return Err(stays(format!(
-                "no member `{to}` of this target answers: it does not run, does not reach the cluster, or has another \
-                 name"
+                "no member `{to}` of this target answers: it does not run, does not reach the cluster, has another \
+                 name, or is older than this command"
             )));
         }
         match self.call_or_look((to, object), take, image).map_err(stays)? {
@@ -189,6 +189,9 @@ impl MemberCalls {
         let (news, outcome) = mpsc::channel();
         let (called, looked) = (news.clone(), news);
         let (looker, to, image) = (Arc::clone(&self.looker), to.to_owned(), image.clone());
+        // A former process of that member may be noted as the owner.
+        let before = looker.get().and_then(|looker| looker.look(&image).ok());
+        let before = before.map_or(u64::MAX, |look| look.owner.epoch);
         let begin = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let begun = thread::Builder::new().name(name.to_owned()).spawn(work);
             begun.map(drop).map_err(|error| error.to_string())
@@ -207,9 +210,10 @@ impl MemberCalls {
                 // The end of the call ends the looks.
                 while looked.send(None).is_ok() {
                     thread::sleep(OWNER_PAUSE);
-                    let note = looker.get().and_then(|looker| looker.look(&image).ok());
-                    let owns =
-                        note.is_some_and(|it| it.owner.member == to && !it.owner.client.is_empty());
+                    let look = looker.get().and_then(|looker| looker.look(&image).ok());
+                    let owns = look.is_some_and(|GroupLook { owner, lock, .. }| {
+                        owner.member == to && owner.epoch > before && lock == Some(owner.client)
+                    });
                     let long = owns.then(|| *since.get_or_insert_with(Instant::now));
                     if long.is_some_and(|since: Instant| since.elapsed() >= ANSWER_LATE) {
                         let taken = Ok(Some(CallAnswer::default()));
@@ -355,7 +359,7 @@ impl CallListener {
             Ok(MemberCall { from, take: Some(take) }) => (self.on_take)(ticket, from, take),
             Ok(MemberCall { take: None, .. }) => say(object, ticket, &CallAnswer::default()),
             // Of another program. Without an answer it learns that.
-            Err(error) => tracing::warn!(object = object.name(), %error, "a call that is none"),
+            Err(error) => tracing::debug!(object = object.name(), %error, "a call that is none"),
         }
     }
 }

@@ -57,10 +57,13 @@ impl StateTenure {
     }
 
     /// A member was told that it gets the image, or (false) that it does not. The first one of
-    /// several gets it: its claim goes on, and others may come on the way of a host to it.
-    pub fn promise(&mut self, member: &str, gets_it: bool) {
+    /// several gets it: its claim goes on, and others may come on the way of a host to it. One that
+    /// asks by an order gets it in any case.
+    pub fn promise(&mut self, member: &str, gets_it: bool, by_order: bool) {
         match (gets_it, &self.promised) {
-            (true, None) => self.promised = Some(member.to_owned()),
+            (true, promised) if promised.is_none() || by_order => {
+                self.promised = Some(member.to_owned());
+            }
             (false, Some(promised)) if promised == member => self.promised = None,
             _ => {}
         }
@@ -83,10 +86,10 @@ mod tests {
     #[test]
     fn an_image_is_promised_to_the_first_member_that_gets_it() {
         let mut tenure = StateTenure::new(OwnerNote::default());
-        tenure.promise("b", false);
-        tenure.promise("c", true);
-        tenure.promise("b", true);
-        tenure.promise("d", false);
+        tenure.promise("b", false, false);
+        tenure.promise("c", true, false);
+        tenure.promise("b", true, false);
+        tenure.promise("d", false, false);
         assert_eq!(tenure.promised.as_deref(), Some("c"));
         let note = OwnerNote { client: "x".to_owned(), epoch: 4, ..OwnerNote::default() };
         let back = note.given_back(tenure.promised.as_deref());
@@ -94,8 +97,12 @@ mod tests {
         assert!(back.is_promised_beside("b") && !back.is_promised_beside("c"));
         let owned = OwnerNote { client: "y".to_owned(), ..back };
         assert!(!owned.is_promised_beside("b"));
+        // A hand-over that was promised before may never have begun.
+        tenure.promise("b", true, true);
+        assert_eq!(tenure.promised.as_deref(), Some("b"));
+        tenure.promise("c", true, true);
         // It stays here after all.
-        tenure.promise("c", false);
+        tenure.promise("c", false, false);
         assert_eq!(tenure.promised, None);
         assert!(!note.given_back(None).is_promised_beside("b"));
     }
