@@ -45,7 +45,7 @@ pub(super) const NO_ORDER: &str = "the order did not come from it, or has ended:
 /// Takes the outcome of an order to move a volume.
 pub(super) type MoveReply = oneshot::Sender<Result<(), String>>;
 
-/// Who waits until this member serves a volume.
+/// The caller that waits until this member serves a volume.
 #[derive(Debug)]
 pub(super) enum TakeReply {
     /// A client of the control socket.
@@ -74,7 +74,7 @@ pub(super) struct Moves {
     calls: Vec<(ClusterPlace, Arc<MemberCalls>)>,
     // The orders of this member to others, and their numbers.
     orders: BTreeMap<Name, u64>,
-    // Who waits until this member serves a volume.
+    // The callers that wait until this member serves a volume.
     takes: Vec<(Name, TakeReply)>,
     // The volumes that were moved here, and when.
     moved_here: BTreeMap<Name, Instant>,

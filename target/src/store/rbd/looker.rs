@@ -5,7 +5,7 @@
 //! may take as long as the cluster cannot be reached; meanwhile nothing proves the lock
 //! ([`Shared::is_silent`]).
 //!
-//! Whoever needs a proof that is newer than this moment [asks](ProofOrders::ask) for one, and gets
+//! A caller that needs a newer proof than the last one [asks](ProofOrders::ask) for it, and gets
 //! it by a look of its own, at once. A look that finds nothing is no loss: librbd may be about to
 //! rename its lock. Then the looks of each second decide.
 

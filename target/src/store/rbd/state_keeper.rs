@@ -137,7 +137,7 @@ impl Asking {
 struct Keeping<'o> {
     object: &'o StateObject,
     tenure: StateTenure,
-    // The questions without an answer, and who asks.
+    // The questions without an answer, and the members that ask.
     asked: Vec<(AskTicket, String, bool)>,
     on_ask: Option<OnAsk>,
     // Without it another member fences this one when a host asks it for the image.
