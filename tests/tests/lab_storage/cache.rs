@@ -251,9 +251,11 @@ fn read_ahead() {
                 random.get("cache_prefetched"),
             );
             assert_eq!(random.get("cache_prefetched"), 0, "random reads are no sequence");
-            // Blocks behind the end may have been read ahead, too.
+            // Blocks behind the end may have been read ahead, too. In a slow lab, some that were
+            // read ahead are replaced before they are used, and are read again.
             let filled = did.get("fill_bytes");
-            assert!((SEQUENCE..=SEQUENCE + ahead).contains(&filled), "{filled} bytes were filled");
+            let most = SEQUENCE + 2 * ahead;
+            assert!((SEQUENCE..=most).contains(&filled), "{filled} bytes were filled");
             results.push((did, reads));
             mounted.umount();
         }
