@@ -83,6 +83,20 @@ impl Fio {
             .with("verify_state_save", 0)
     }
 
+    /// Random writes until fio is told to stop. Each pass writes all, and reads all back. The first
+    /// wrong byte ends it. Sizes and pauses are the caller's.
+    #[must_use]
+    pub fn verifying(file: &Path) -> Self {
+        Self::new(file, "randwrite")
+            .with("iodepth", 8)
+            .with("loops", 1_000_000)
+            .with("fsync", 32)
+            .with("verify", "crc32c")
+            .with("do_verify", 1)
+            .with("verify_fatal", 1)
+            .with("verify_state_save", 0)
+    }
+
     /// A run on the volume `v0` of an address, by the engine that has no block device: random
     /// writes until fio is told to stop, with every byte verified. The guest has the files of its
     /// host, so its fio is the one that the engine was built for.

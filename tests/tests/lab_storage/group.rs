@@ -154,18 +154,10 @@ impl<'l> Disk<'l> {
             }
             _ => (mounted.device().to_owned(), None),
         };
-        // Each pass writes all, and reads all back.
-        let fio = Fio::new(&file, "randwrite")
+        let fio = Fio::verifying(&file)
             .with("bsrange", "4k-32k")
-            .with("iodepth", 8)
             .with("size", 4 * MIB)
-            .with("loops", 1_000_000)
-            .with("fsync", 32)
-            .with("thinktime", "20ms")
-            .with("verify", "crc32c")
-            .with("do_verify", 1)
-            .with("verify_fatal", 1)
-            .with("verify_state_save", 0);
+            .with("thinktime", "20ms");
         let fio = Some(fio.start());
         let meter = StallMeter::start(mounted.device());
         Self { name, fio, meter, system, mounted }

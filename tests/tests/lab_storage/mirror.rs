@@ -264,17 +264,10 @@ fn a_mirror_of_two_targets_outlives_either() {
     }
     run("mirror", |lab| {
         let mut mirror = Mirror::new(lab, true);
-        let fio = Fio::new(Path::new(ARRAY), "randwrite")
+        let fio = Fio::verifying(Path::new(ARRAY))
             .with("bsrange", "4k-64k")
-            .with("iodepth", 8)
             .with("size", WORK_BYTES)
-            .with("loops", 1_000_000)
-            .with("fsync", 32)
-            .with("thinktime", "10ms")
-            .with("verify", "crc32c")
-            .with("do_verify", 1)
-            .with("verify_fatal", 1)
-            .with("verify_state_save", 0);
+            .with("thinktime", "10ms");
         let mut fio = fio.start();
         let meter = StallMeter::start(Path::new(ARRAY));
         for round in 0..lab.times(4, 10) {

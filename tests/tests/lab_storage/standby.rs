@@ -133,18 +133,10 @@ impl<'l> Standby<'l> {
         let flags = flags(lab, &network, 0, (&directory, cache)).boot(boot(lab, 0));
         let target = Some(Target::start(lab, &flags));
         let mounted = mount(lab, &network, scheme, VOLUMES[0], Some("16MiB"));
-        // Each pass writes all, and reads all back.
-        let fio = Fio::new(mounted.device(), "randwrite")
+        let fio = Fio::verifying(mounted.device())
             .with("bsrange", "4k-32k")
-            .with("iodepth", 8)
             .with("size", 4 * MIB)
-            .with("loops", 1_000_000)
-            .with("fsync", 32)
-            .with("thinktime", "20ms")
-            .with("verify", "crc32c")
-            .with("do_verify", 1)
-            .with("verify_fatal", 1)
-            .with("verify_state_save", 0);
+            .with("thinktime", "20ms");
         let fio = Some(fio.start());
         let meter = StallMeter::start(mounted.device());
         let (serving, boots, stalls) = (0, 0, BTreeMap::new());
